@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks import report
 from penstock.services.domain.latency import StepLatencyModel
-from penstock.services.domain.slo.compiled.layout import StepModel, step_model
+from penstock.services.domain.slo.compiled.layout import Kv, StepModel, step_model
 from penstock.services.domain.slo.compiled.table import RequestTable, TableRequest, decide
 from penstock.types.prompts import TokenPrompt
 from penstock.types.requests import GenerationRequest
@@ -90,15 +90,15 @@ def decisions(model: StepModel, seed: int) -> tuple[list[float], dict[str, float
     """Milliseconds of each decision; what was decided on average."""
     rng = np.random.default_rng(seed)
     tables = [running_table(rng, 0.0) for _ in range(SCENES)]
-    unlimited = [decide(0.0, t.snapshot(), [], model, kv_tokens=10**9) for t in tables]
+    unlimited = [decide(0.0, t.snapshot(), [], model, Kv(1e9, 0)) for t in tables]
     held = [round(decision.kv_tokens) for decision in unlimited]  # by those that run already
     took, admitted, replays = list[float](), list[int](), list[int]()
     for k in range(DECISIONS):
         table, new = tables[k % SCENES], candidates(rng, 0.0, TIGHTNESS[k % 3])
-        kv_tokens = held[k % SCENES] + (8_000 if k % 2 else 100_000)  # KV binds in every other decision
+        kv = Kv(float(held[k % SCENES] + (8_000 if k % 2 else 100_000)), 0)  # binds in every other decision
 
-        def work(table: RequestTable = table, new: list[TableRequest] = new, kv_tokens: int = kv_tokens) -> None:
-            decision = decide(0.0, table.snapshot(), new, model, kv_tokens=kv_tokens)
+        def work(table: RequestTable = table, new: list[TableRequest] = new, kv: Kv = kv) -> None:
+            decision = decide(0.0, table.snapshot(), new, model, kv)
             table.apply(decision)
             admitted.append(sum(decision.admitted))
             replays.append(decision.replays)
@@ -120,7 +120,7 @@ def table_steps(model: StepModel, seed: int) -> list[float]:
 
         def work(now_s: float = now_s) -> None:
             nonlocal ends
-            planned_s = table.plan(now_s, model, kv_tokens=math.inf)
+            planned_s = table.plan(now_s, model, Kv(math.inf, 0))
             ends = now_s + planned_s
             table.commit(ends)
 

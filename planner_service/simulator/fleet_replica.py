@@ -33,7 +33,7 @@ class FleetRequests(NamedTuple):
 
     predicted: output tokens that admission counts with; where it is `output`, lengths are known. tightest_s: the pace that
     is scheduled, the tightest of its phases; infinite for none. A request with an infinite first_due_s in the Slos asks for
-    best effort. value: what attaining its SLO is worth.
+    best effort.
     """
 
     arrival_s: F
@@ -41,7 +41,6 @@ class FleetRequests(NamedTuple):
     output: N
     predicted: N
     tightest_s: F
-    value: F
 
 
 AS_PREDICTED = np.ones(1)

@@ -105,7 +105,6 @@ class SloReplicas:
         misses_allowed: int | None = None,
         predicted: Ints | None = None,
         again_tokens: int = 0,
-        value: Floats | None = None,
     ) -> Judged:
         """Serve; `predicted` (N): output tokens that admission counts with, None where the lengths are known.
 
@@ -120,7 +119,6 @@ class SloReplicas:
             work.output_tokens,
             work.output_tokens if predicted is None else predicted,
             promises.tightest_s,
-            np.ones(n) if value is None else value,
         )
         limits = FleetLimits(
             self.replica.lane_tokens,

@@ -35,7 +35,6 @@ from penstock.planner_service.simulator.fleet_replica import (
 )
 from penstock.services.compilation import compiled
 from penstock.services.domain.slo.compiled.admission import MAX_CANDIDATES, decide
-from penstock.services.domain.slo.compiled.certificate import AdmissionQuestion
 from penstock.services.domain.slo.compiled.certified_step import (
     ALONE,
     AT_S,
@@ -68,6 +67,7 @@ from penstock.services.domain.slo.compiled.layout import (
     StepModel,
     predict_again,
 )
+from penstock.services.domain.slo.compiled.replay import AdmissionQuestion
 from penstock.services.domain.slo.compiled.step import commit
 
 ADMITTED, SERVED_BEST_EFFORT, DECLINED = 1, 0, -1
@@ -293,8 +293,7 @@ def _admit(now_s: float, one: FleetReplica, came: int, memory: N, run: Run) -> i
     for k in range(came):
         asking += slos.first_due_s[one.inbox[k]] < np.inf
     new_counts, new_times = np.zeros((COUNTS, asking), np.int64), np.zeros((TIMES, asking))
-    needs, value = np.zeros(asking, np.int64), np.ones(asking)
-    accepted = np.zeros(asking, np.int64)
+    needs, accepted = np.zeros(asking, np.int64), np.zeros(asking, np.int64)
     result = Certificate(np.full(n + asking, -np.inf), np.full(1, np.inf))
     at = 0
     for k in range(came):
@@ -304,12 +303,11 @@ def _admit(now_s: float, one: FleetReplica, came: int, memory: N, run: Run) -> i
             new_counts[LEFT, at], new_counts[AGAIN, at] = requests.predicted[r], limits.again_tokens
             new_times[DUE_S, at], new_times[TPOT_S, at] = slos.first_due_s[r], KEPT_SHARE * requests.tightest_s[r]
             needs[at] = requests.prompt[r] + requests.predicted[r]
-            value[at] = requests.value[r]
             at += 1
     if asking > 0:
         kv = Kv(float(limits.kv_tokens), 0)
         question = AdmissionQuestion(now_s, one.columns, n, Columns(new_counts, new_times), run.model, kv)
-        decide(question, value, run.tpots_s, accepted, result)
+        decide(question, run.tpots_s, accepted, result)
         if accepted.any():
             one.certified[PATHS], one.certified[AT_S], one.certified[MOST_HELD] = ALONE, now_s, result.most_held[0]
             for i in range(n):

@@ -212,7 +212,7 @@ def test_worker_and_simulator_agree_to_the_last_token() -> None:
         ttft_s = np.array([r.ttft_s for r in requests], np.float64)
         out = new_outcome(n, 1)
         steps = serve_fleet(
-            FleetRequests(arrival_s, prompt, output, output, tpot_s, np.ones(n)),
+            FleetRequests(arrival_s, prompt, output, output, tpot_s),
             Slos(arrival_s + ttft_s, tpot_s, tpot_s, np.full(n, NEVER_LATER)),
             np.array([0.03, 0.05, 0.1]),
             step_model(latency, tokens, places=places),

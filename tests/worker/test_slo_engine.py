@@ -16,7 +16,7 @@ from penstock.services.domain.latency_fit import fit_latency
 from penstock.services.domain.slo.attainment import AttainmentTracker
 from penstock.services.domain.slo.compiled import admission, certified_step, table
 from penstock.services.domain.slo.compiled.layout import KEPT_SHARE
-from penstock.services.domain.slo.draft_windows import DraftPace, PacedDecode, longest_windows, tightened_pace
+from penstock.services.domain.slo.draft_windows import DraftPace, longest_windows, tightened_pace
 from penstock.services.domain.slo.reply_length import MIN_REPLIES, ReplyLengths
 from penstock.services.domain.slo.speculation import SpeculationTier, plan_of, speculation_lengths
 from penstock.services.field_problems import SettingsError
@@ -223,9 +223,9 @@ async def test_the_correction_is_published_where_steps_are_predicted() -> None:
 PACE = DraftPace(0.8, 1e-4)
 
 
-def windows(decodes: list[PacedDecode], latency: StepLatencyModel, *, prompts_wait: bool) -> list[int]:
+def windows(paces: list[float], latency: StepLatencyModel, *, prompts_wait: bool) -> list[int]:
     return longest_windows(
-        decodes,
+        paces,
         PACE,
         latency,
         context_tokens=0,
@@ -238,7 +238,7 @@ def windows(decodes: list[PacedDecode], latency: StepLatencyModel, *, prompts_wa
 def test_windows_are_the_solvers_lengths_while_prompts_wait() -> None:
     """By pace; each the best of all combinations, as `plan_of` prices them. Without prompts nothing is taken from any."""
     latency = StepLatencyModel.linear(0.015, 1e-4, 0.0)
-    decodes = [PacedDecode(0.02, -1.0)] * 10 + [PacedDecode(0.1, -1.0)] * 20
+    decodes = [tightened_pace(0.02, -1.0)] * 10 + [tightened_pace(0.1, -1.0)] * 20
     found = windows(decodes, latency, prompts_wait=True)
     tiers = [SpeculationTier(10, 0.02, 0.8), SpeculationTier(20, 0.1, 0.8)]
     with_drafts = StepLatencyModel(latency.knot_tokens, latency.knot_s, draft_step_s=PACE.step_s)
@@ -258,14 +258,14 @@ def test_a_request_behind_its_deadline_has_a_tightened_pace_and_may_draft_furthe
     assert tightened_pace(0.05, 0.1) == pytest.approx(0.04)
     assert tightened_pace(0.05, 9.0) == 0.025
     latency = StepLatencyModel.linear(0.015, 1e-4, 0.0)
-    behind, ahead = windows([PacedDecode(0.03, 0.2), PacedDecode(0.03, -0.02)], latency, prompts_wait=True)
+    behind, ahead = windows([tightened_pace(0.03, 0.2), tightened_pace(0.03, -0.02)], latency, prompts_wait=True)
     assert behind > ahead
     assert speculation_lengths([SpeculationTier(1, 0.03, 0.8)], latency, max_step_tokens=4096) is not None
 
 
 def test_where_no_length_keeps_the_pace_prompts_get_what_is_left() -> None:
     latency = StepLatencyModel.linear(1.0, 0.0, 0.0)
-    assert windows([PacedDecode(0.05, 0.0)], latency, prompts_wait=True) == [0]
+    assert windows([tightened_pace(0.05, 0.0)], latency, prompts_wait=True) == [0]
 
 
 def served(

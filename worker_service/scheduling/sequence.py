@@ -30,7 +30,6 @@ class SequenceSlo:
     due_s: float
     tpot_s: float = math.inf
     output_tokens: int = 1
-    value: float = 1.0
     granted: SloClass | None = None
     again_tokens: int = 0
 

@@ -12,11 +12,10 @@ import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import TypedDict
 
 from penstock.services.domain.instances import SloHeadroom
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
-from penstock.services.domain.slo.compiled.layout import StepModel, step_model
+from penstock.services.domain.slo.compiled.layout import Kv, StepModel, step_model
 from penstock.services.domain.slo.compiled.table import RequestTable, Snapshot, TableRequest, decide
 from penstock.services.domain.slo.correction import LatencyCorrection
 from penstock.services.domain.slo.draft_windows import FIRST_PACE, DraftPace
@@ -34,11 +33,6 @@ CORRECTION_STEP = 0.01
 """The step model is replaced when the correction has changed by more than this share."""
 HEADROOM_S = 0.05
 """Headroom is computed this often at most; instances publish their load every quarter of a second."""
-
-
-class _Kv(TypedDict):
-    kv_tokens: int
-    partial_tokens: int
 
 
 class SloPolicy(BatchPolicy):
@@ -73,16 +67,16 @@ class SloPolicy(BatchPolicy):
 
     def warm(self) -> None:
         """Compile every compiled function, for the types with which it is called."""
-        model = step_model(self._latency, 64, self._reserve, self._corrected)
+        model, kv = step_model(self._latency, 64, self._reserve, self._corrected), Kv(64.0, 0)
         table = RequestTable()
         table.append(TableRequest("decode", 1, 8, due_s=1.0, tpot_s=1.0, decoding=True), SloClass.STANDARD)
         table.append(TableRequest("prompt", 4, 8, due_s=1e6, tpot_s=1.0), SloClass.STANDARD)
         table.append(TableRequest("best effort", 4, 8), SloClass.BEST_EFFORT)
         new = [TableRequest("new", 4, 8, due_s=1e6, tpot_s=2.0)]
-        table.apply(decide(0.0, table.snapshot(), new, model, kv_tokens=64))
-        took_s = table.plan(0.0, model, kv_tokens=64)
-        table.lengthen(took_s, 0, model, kv_tokens=64)
-        table.may_end_s(took_s, {}, model, kv_tokens=64)
+        table.apply(decide(0.0, table.snapshot(), new, model, kv))
+        took_s = table.plan(0.0, model, kv)
+        table.lengthen(took_s, 0, model, kv)
+        table.may_end_s(took_s, {}, model, kv)
         table.snapshot(planned=True, end_s=took_s)
         table.commit(took_s)
         table.advance("decode", 1, took_s)
@@ -122,7 +116,7 @@ class SloPolicy(BatchPolicy):
             snapshot,
             [_as_request(s) for s in undecided],
             self._step_model(scheduler),
-            **self._kv(scheduler),
+            self._kv(scheduler),
         )
         self.replays += decision.replays
         for sequence, granted in zip(undecided, decision.admitted, strict=True):
@@ -143,13 +137,10 @@ class SloPolicy(BatchPolicy):
         if sequence.phase is not Phase.RUNNING or sequence.computed == 0:
             self._to_start.append(sequence)
 
-    def _kv(self, scheduler: BatchScheduler) -> "_Kv":
+    def _kv(self, scheduler: BatchScheduler) -> Kv:
         """KV for the promised sequences of the table: the others keep blocks for all their tokens."""
         block = scheduler.pool.block_tokens
-        return {
-            "kv_tokens": max(0, scheduler.pool.count - self._blocks_aside(block)) * block,
-            "partial_tokens": block - 1,
-        }
+        return Kv(float(max(0, scheduler.pool.count - self._blocks_aside(block)) * block), block - 1)
 
     def _after_step(self, now_s: float) -> tuple[float, Snapshot]:
         """When the current step is predicted to end, and the requests as they will be then."""
@@ -198,14 +189,14 @@ class SloPolicy(BatchPolicy):
             self._keep_room(step)
             self._start_best_effort(step)
         self._update_columns(step.scheduler)
-        self._planned_s = self._table.plan(now_s, self._step_model(step.scheduler), **self._kv(step.scheduler))
+        self._planned_s = self._table.plan(now_s, self._step_model(step.scheduler), self._kv(step.scheduler))
         while self._start_promised(step):
             model, kv = self._step_model(step.scheduler), self._kv(step.scheduler)
-            self._planned_s = self._table.plan(now_s, model, **kv, again=True)
+            self._planned_s = self._table.plan(now_s, model, kv, again=True)
         granted = {name for name, count in zip(self._table.ids, self._table.grants(), strict=True) if count}
         if any(s.request_id in granted for s in self._to_start):  # no blocks for it: those that have places continue
             model = self._step_model(step.scheduler)._replace(places=len(self._promised) - len(self._to_start))
-            self._planned_s = self._table.plan(now_s, model, **self._kv(step.scheduler), again=True)
+            self._planned_s = self._table.plan(now_s, model, self._kv(step.scheduler), again=True)
         given = [(name, count) for name, count in zip(self._table.ids, self._table.grants(), strict=True) if count]
         self._planned = [name for name, _ in given]
         for name, count in given:
@@ -226,7 +217,7 @@ class SloPolicy(BatchPolicy):
             self._table.yields(),
             sum(self._table.grants()),
             limits,
-            lambda end_s, aside: self._table.lengthen(end_s, aside, model, **kv),
+            lambda end_s, aside: self._table.lengthen(end_s, aside, model, kv),
         )
         self._pace = pace()
         return allowed_windows(
@@ -253,7 +244,7 @@ class SloPolicy(BatchPolicy):
         self._computed_s = computed_s
         if self._planned is None:
             return computed_s, True
-        return self._table.may_end_s(computed_s, accepted, self._step_model(scheduler), **self._kv(scheduler))
+        return self._table.may_end_s(computed_s, accepted, self._step_model(scheduler), self._kv(scheduler))
 
     def committed(self, chunks: Seq[Chunk], end_s: float) -> None:
         if self._planned is None:
@@ -381,7 +372,7 @@ def _as_request(sequence: Sequence) -> TableRequest:
     )
     if slo is None:
         return request
-    return replace(request, due_s=slo.due_s, tpot_s=slo.tpot_s, value=slo.value, again_tokens=slo.again_tokens)
+    return replace(request, due_s=slo.due_s, tpot_s=slo.tpot_s, again_tokens=slo.again_tokens)
 
 
 def _load(chunks: Seq[Chunk]) -> StepLoad:

@@ -1,7 +1,7 @@
 """Who is admitted, all decided together (SLOs-Serve, section 3.2.1): the compiled program and trying every subset agree.
 
-New requests are accepted or not; those committed are forced in. The greatest total value wins, of equals the greatest count,
-where memory suffices, the prefill budget is never negative at a deadline, and decodes fit.
+New requests are accepted or not; those committed are forced in. The greatest count wins, where memory suffices, the prefill
+budget is never negative at a deadline, and decodes fit.
 """
 
 import functools
@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
 from penstock.services.domain.slo.compiled.admission import Entries, Sets, best_sets
-from penstock.services.domain.slo.compiled.layout import step_model
+from penstock.services.domain.slo.compiled.layout import Kv, step_model
 from penstock.services.domain.slo.compiled.table import (
     MAX_COUNTS,
     MAX_PACES,
@@ -52,13 +52,12 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class PromiseCandidate:
-    """A new request. memory: tokens of KV it will need at most. value: what attaining its SLO is worth."""
+    """A new request. memory: tokens of KV it will need at most."""
 
     due_s: float
     tokens: int
     tier: int
     memory: int = 0
-    value: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,27 +119,26 @@ def feasible(case: Case, chosen: tuple[int, ...], rate: Callable[[tuple[int, ...
     return True
 
 
-def by_trying(case: Case) -> tuple[float, int] | None:
-    """Value and count of the best subset."""
+def by_trying(case: Case) -> int | None:
+    """The size of the largest subset."""
     every, rate = range(len(case.candidates)), functools.cache(case.budget.tokens_per_s)
     sets = [s for k in range(len(every) + 1) for s in itertools.combinations(every, k) if feasible(case, s, rate)]
-    return max(((sum(case.candidates[i].value for i in s), len(s)) for s in sets), default=None)
+    return max(map(len, sets), default=None)
 
 
-def by_compiled(case: Case) -> tuple[float, int] | None:
+def by_compiled(case: Case) -> int | None:
     tiers, budget = case.budget.tiers, case.budget
     entries: list[tuple[float, int, int, Committed | PromiseCandidate]] = []
     entries += [(c.due_s, 0, i, c) for i, c in enumerate(case.committed)]
     entries += [(c.due_s, 1, i, c) for i, c in enumerate(case.candidates)]
     entries.sort(key=lambda entry: entry[:3])
     n = len(case.candidates) + 1
-    found = Sets(np.zeros(n), np.zeros(n, np.int64), np.zeros(n))
+    found = Sets(np.zeros(n), np.zeros(n, np.int64))
     rows = Entries(
         np.array([e[0] for e in entries], np.float64),
         np.array([e[3].tokens for e in entries], np.int64),
         np.array([e[3].tier for e in entries], np.int64),
         np.array([e[3].memory if isinstance(e[3], PromiseCandidate) else 0 for e in entries], np.int64),
-        np.array([e[3].value if isinstance(e[3], PromiseCandidate) else 0.0 for e in entries], np.float64),
         np.array([e[2] if e[1] else -1 for e in entries], np.int64),
     )
     sound = best_sets(
@@ -154,27 +152,26 @@ def by_compiled(case: Case) -> tuple[float, int] | None:
     )
     if not sound:
         return None
-    value, count = max((v, n) for n, v in enumerate(found.value.tolist()))
+    count = int(np.flatnonzero(found.left > -np.inf)[-1])
     assert feasible(case, tuple(i for i in range(len(case.candidates)) if int(found.bits[count]) >> i & 1))
-    return value, count
+    return count
 
 
 def drawn(seed: int) -> Case:
-    """Up to 8 new beside up to 3 committed; ties in deadlines, binding memory, unequal values in part of the cases."""
+    """Up to 8 new beside up to 3 committed; ties in deadlines, binding memory in part of the cases."""
     rng = random.Random(seed)
     latency = rng.choice(
         [SIX_PER_UNIT, StepLatencyModel.linear(0.2, 0.1, 0.001), StepLatencyModel((1, 8, 32), (1, 2, 9))]
     )
     tiers = tuple(Tier(t, rng.randint(0, 3)) for t in rng.sample([1.0, 1.5, 2.0, 3.0, 10.0], rng.randint(1, 3)))
     deadlines = [rng.choice([2.0, 4.0, 6.0, 6.0, 9.5, 12.0, 20.0]) for _ in range(11)]
-    unequal, binding = rng.random() < 0.4, rng.random() < 0.5
+    binding = rng.random() < 0.5
     candidates = [
         PromiseCandidate(
             deadlines[i],
             rng.randint(1, 24),
             rng.randrange(len(tiers)),
             rng.randint(0, 10) if binding else 0,
-            rng.choice([0.5, 1.0, 2.0, 3.5]) if unequal else 1.0,
         )
         for i in range(rng.randint(1, 8))
     ]
@@ -185,7 +182,7 @@ def drawn(seed: int) -> Case:
     return Case(candidates, committed, budget, rng.randint(5, 30) if binding else 0)
 
 
-def test_the_program_and_every_subset_agree_in_value_and_count() -> None:
+def test_the_program_and_every_subset_agree_in_count() -> None:
     """500 seeded cases; among them cases in which nobody fits, memory binds, and committed requests break by themselves."""
     outcomes = {"none": 0, "some": 0, "memory binds": 0, "not even those committed": 0}
     for seed in range(500):
@@ -195,7 +192,7 @@ def test_the_program_and_every_subset_agree_in_value_and_count() -> None:
         if expected is None:
             outcomes["not even those committed"] += 1
             continue
-        outcomes["some" if expected[1] else "none"] += 1
+        outcomes["some" if expected else "none"] += 1
         outcomes["memory binds"] += sum(c.memory for c in case.candidates) > case.free_memory
     assert min(outcomes.values()) >= 10, outcomes
 
@@ -214,7 +211,7 @@ def test_any_number_of_paces_takes_bounded_space_and_admits_nearly_as_a_few_do()
             else:
                 new.append(TableRequest(f"n{i}", 300, 50, due_s=1.0 + 0.01 * i, tpot_s=tpot_s))
         snapshot = table.snapshot()
-        decision = decide(0.0, snapshot, new, model, kv_tokens=10**9)
+        decision = decide(0.0, snapshot, new, model, Kv(1e9, 0))
         if not many:
             expected = sum(decision.admitted)
         assert 0 < sum(decision.admitted) < len(new)

@@ -74,7 +74,7 @@ def serve(seed: int, kind: Kind) -> tuple[int, int, int]:
     drafts = drafts_of(drafter if kind.drafted else None)
     judgement, out = new_judgement(n), new_outcome(n, 1)
     serve_fleet(
-        FleetRequests(arrival_s, prompt, output, output, tpot_s, np.ones(n)),
+        FleetRequests(arrival_s, prompt, output, output, tpot_s),
         Slos(due_s, tpot_s, tpot_s, np.full(n, NEVER_LATER)),
         PACES_S,
         model,
@@ -114,7 +114,7 @@ def test_a_burst_gets_the_places_that_others_give_back_in_time(tpot_s: float) ->
     """Forty equal requests at once, eight places, first tokens due in 4 s: all come in 3 s, and so are promised."""
     n, model = 40, step_model(StepLatencyModel.linear(0.02, 1e-4, 1e-7), 512, places=8)
     arrival_s, output, paces_s = np.zeros(n), np.full(n, 20), np.full(n, tpot_s)
-    requests = FleetRequests(arrival_s, np.full(n, 100), output, output, paces_s, np.ones(n))
+    requests = FleetRequests(arrival_s, np.full(n, 100), output, output, paces_s)
     slos = Slos(arrival_s + 4.0, paces_s, paces_s, np.full(n, NEVER_LATER))
     judgement, out = new_judgement(n), new_outcome(n, 1)
     serve_fleet(requests, slos, PACES_S, model, 1, FleetLimits(100_000, 0, 0.0, False, True, n), judgement, out)
@@ -135,7 +135,7 @@ def test_best_effort_has_its_reserve() -> None:
     due_s = np.where(asks, arrival_s + 3 * (0.02 + 1e-4 * prompt), np.inf)
     tpot_s = np.where(asks, 0.1, np.inf)
     for reserve in (0.0, 0.2):
-        requests = FleetRequests(arrival_s, prompt, output, output, tpot_s, np.ones(n))
+        requests = FleetRequests(arrival_s, prompt, output, output, tpot_s)
         judgement, out = new_judgement(n), new_outcome(n, 1)
         slos, limits = (
             Slos(due_s, tpot_s, tpot_s, np.full(n, NEVER_LATER)),

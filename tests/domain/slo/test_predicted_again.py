@@ -7,7 +7,7 @@ from penstock.planner_service.simulator import EngineLimits, Replica, Workload
 from penstock.planner_service.simulator.judged import Judged, Promises, SloReplicas
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.latency import StepLatencyModel
-from penstock.services.domain.slo.compiled.layout import step_model
+from penstock.services.domain.slo.compiled.layout import Kv, step_model
 from penstock.services.domain.slo.compiled.table import RequestTable, TableRequest, decide
 from penstock.services.domain.slo.reply_length import ReplyLengths
 from penstock.types.slo import SloClass
@@ -15,7 +15,7 @@ from penstock.worker_service.scheduling.sequence import SequenceSlo
 
 LATENCY = StepLatencyModel.linear(0.01, 1e-4, 0.0)
 MODEL = step_model(LATENCY, 64)
-KV_TOKENS = 90
+KV = Kv(90.0, 0)
 
 
 def running(again_tokens: int) -> RequestTable:
@@ -29,7 +29,7 @@ def running(again_tokens: int) -> RequestTable:
 
 
 def step(table: RequestTable, now_s: float) -> float:
-    end_s = now_s + table.plan(now_s, MODEL, kv_tokens=KV_TOKENS)
+    end_s = now_s + table.plan(now_s, MODEL, KV)
     table.commit(end_s)
     return end_s
 
@@ -38,7 +38,7 @@ def admits(table: RequestTable, now_s: float, *, planned: bool = False) -> bool:
     """Whether a request whose 70 tokens have room next to a short reply, but not next to a long one, is admitted."""
     new = TableRequest("b", 10, 60, due_s=now_s + 10.0, tpot_s=1.0)
     snapshot = table.snapshot(planned=planned, end_s=now_s)
-    return decide(now_s, snapshot, [new], MODEL, kv_tokens=KV_TOKENS).admitted[0]
+    return decide(now_s, snapshot, [new], MODEL, KV).admitted[0]
 
 
 @pytest.mark.parametrize("again_tokens", [0, 50])
@@ -46,7 +46,7 @@ def test_a_request_has_no_room_next_to_a_reply_that_is_predicted_to_continue(aga
     table = running(again_tokens)
     assert admits(table, 0.0)  # it is predicted to end with the second token
     now_s = step(table, 0.0)
-    end_s = now_s + table.plan(now_s, MODEL, kv_tokens=KV_TOKENS)
+    end_s = now_s + table.plan(now_s, MODEL, KV)
     assert admits(table, end_s, planned=True) is (again_tokens == 0)
     table.commit(end_s)
     assert admits(table, end_s) is (again_tokens == 0)  # it has not ended

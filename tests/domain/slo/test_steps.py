@@ -10,7 +10,6 @@ import pytest
 
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.domain.slo.compiled import admission, promised, replay, selection, step
-from penstock.services.domain.slo.compiled.certificate import AdmissionQuestion
 from penstock.services.domain.slo.compiled.layout import (
     AGAIN,
     BEST_EFFORT,
@@ -35,6 +34,7 @@ from penstock.services.domain.slo.compiled.layout import (
     StepModel,
     step_model,
 )
+from penstock.services.domain.slo.compiled.replay import AdmissionQuestion
 
 SIX_PER_UNIT = step_model(StepLatencyModel.linear(0.0, 1 / 6, 0.0), 6)
 LONG = 1000
@@ -96,7 +96,7 @@ def decided(
     found = Certificate(np.full(n + len(accepted), -np.inf), np.full(1, np.inf))
     tpots = np.unique(np.concatenate([running.times[TPOT_S], new.times[TPOT_S]]))
     asked = AdmissionQuestion(now_s, running, n, new, model, Kv(float(kv_tokens), 0))
-    admission.decide(asked, np.ones(len(accepted)), tpots, accepted, found)
+    admission.decide(asked, tpots, accepted, found)
     return accepted.tolist(), found.release_s
 
 

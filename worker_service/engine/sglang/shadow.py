@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from penstock.services.domain.instances import SloHeadroom
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
-from penstock.services.domain.slo.compiled.layout import step_model
+from penstock.services.domain.slo.compiled.layout import Kv, step_model
 from penstock.services.domain.slo.compiled.table import Snapshot, TableRequest, decide
 from penstock.services.domain.slo.correction import LatencyCorrection
 from penstock.types.slo import SloClass
@@ -92,8 +92,7 @@ class ShadowScheduler:
                 correction=self.correction.factor,
                 places=self._limits.max_running,
             ),
-            kv_tokens=self._limits.kv_tokens,
-            partial_tokens=self._limits.page_tokens - 1,
+            Kv(float(self._limits.kv_tokens), self._limits.page_tokens - 1),
         )
         return list(decision.admitted)
 
@@ -198,7 +197,6 @@ def _as_table_request(request: Running) -> TableRequest:
         tpot_s=slo.tpot_s,
         context_tokens=length - 1 if request.answered else 0,
         decoding=request.answered,
-        value=slo.value,
         placed=request.sent,
         again_tokens=slo.again_tokens,
     )

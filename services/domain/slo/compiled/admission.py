@@ -2,9 +2,9 @@
 
 The recurrence takes the best over the last accepted request j before i. As the budget grows at a rate that depends on the
 counts alone, PB*(a + b, n) = PB*(a, n) + PB*(b, n), and all states can be carried along to each deadline in turn: a state is
-then extended by the request there or left as it is. States of equal counts n are kept only where none has at least as much
-value and budget with at most as much memory. Where all values are 1 and memory cannot bind, that is one state per n: the
-request-throughput form of appendix C, `pb[i, n]`, at its cost.
+then extended by the request there or left as it is. All requests are worth the same, the request-throughput form of
+appendix C. States of equal counts n are kept only where none has at least as much budget with at most as much memory. Where
+memory cannot bind, that is one state per n, `pb[i, n]`, at its cost.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.services.compilation import compiled
-from penstock.services.domain.slo.compiled.certificate import AdmissionQuestion, certified, count_bits
 from penstock.services.domain.slo.compiled.layout import (
     CONTEXT,
     DECODING,
@@ -23,11 +22,13 @@ from penstock.services.domain.slo.compiled.layout import (
     TPOT_S,
     Certificate,
     F,
+    Load,
     N,
     StepModel,
     base_s,
     tokens_within,
 )
+from penstock.services.domain.slo.compiled.replay import AdmissionQuestion, certified, count_bits
 
 MAX_CANDIDATES = 60
 """Decided together: their sets are bits of one word. More are decided in the next round."""
@@ -53,8 +54,8 @@ def budget_per_s(counts: N, tpots_s: F, context_tokens: float, model: StepModel)
     decodes = 0.0
     for tier in range(len(tpots_s)):
         decodes += counts[tier] * step_s / tpots_s[tier]
-    context = float(round(context_tokens * decodes))
-    fitting = tokens_within((1.0 - model.reserve) * step_s, model.max_step_tokens - 1, 0, 1, context, 0.0, 0.0, model)
+    one = Load(1, float(round(context_tokens * decodes)), 0.0, 0, 0.0, 0.0)
+    fitting = tokens_within((1.0 - model.reserve) * step_s, model.max_step_tokens - 1, 0, one, model)
     return (fitting + 1 - decodes) / step_s
 
 
@@ -69,7 +70,6 @@ class Entries(NamedTuple):
     tokens: N
     tier: N
     memory: N
-    value: F
     candidate: N
 
 
@@ -86,17 +86,15 @@ class Budget(NamedTuple):
 
 
 class Sets(NamedTuple):
-    """By count of accepted candidates, (C + 1): the best value, -inf where there is no set; its bits; the budget left."""
+    """By count of accepted candidates, (C + 1): the budget that the best set leaves, -inf where there is no set; its bits."""
 
-    value: F
-    bits: N
     left: F
+    bits: N
 
 
 class States(NamedTuple):
-    """States of the program, (MAX_STATES): value, budget left, memory used, counts n as a number, accepted candidates."""
+    """States of the program, (MAX_STATES): budget left, memory used, counts n as a number, accepted candidates."""
 
-    value: F
     left: F
     used: N
     at: N
@@ -115,9 +113,9 @@ def best_sets(
 ) -> bool:
     """The dynamic program. False where those committed do not fit by themselves.
 
-    With the states S(e) before entry e, each a (value v, budget b, memory m, counts n), the recurrence goes
+    With the states S(e) before entry e, each a (budget b, memory m, counts n), the recurrence goes
 
-        S(e + 1) = { (v, b', m, n) } + { (v + v_e, b' - p_e, m + m_e, n + 1 at tier of e) : b' - p_e >= 0, rate(n + 1) >= 0 }
+        S(e + 1) = { (b', m, n) } + { (b' - p_e, m + m_e, n + 1 at tier of e) : b' - p_e >= 0, rate(n + 1) >= 0 }
 
     over all states, with b' = b + (due_e - due_{e-1}) rate(n); the first part only if e is a candidate.
     """
@@ -145,21 +143,20 @@ def best_sets(
         for take in range(1 if forced else 0, 2):  # those without it first: of equals, who came first is accepted
             for s in range(count):
                 at, bits, used = states.at[s], states.bits[s], states.used[s]
-                left, value = states.left[s] + passed_s * _rate(at, budget), states.value[s]
+                left = states.left[s] + passed_s * _rate(at, budget)
                 if take == 1:
                     left -= entries.tokens[e]
                     at += stride[entries.tier[e]]
                     if left < -TOLERANCE_TOKENS or _rate(at, budget) < 0:
                         continue
                     if not forced:
-                        value += entries.value[e]
                         bits |= np.int64(1) << entries.candidate[e]
                         used += entries.memory[e] if binding else 0
                         if used > free_memory:
                             continue
-                if stored == MAX_STATES or _is_beaten(value, left, used, at, following, head, after):
+                if stored == MAX_STATES or _is_beaten(left, used, at, following, head, after):
                     continue
-                following.value[stored], following.left[stored], following.used[stored] = value, left, used
+                following.left[stored], following.used[stored] = left, used
                 following.at[stored], following.bits[stored] = at, bits
                 after[stored] = head[at]
                 head[at] = stored
@@ -167,30 +164,29 @@ def best_sets(
         count = _without_beaten(following, stored, states)
         if count == 0:
             return False
-    result.value[:], result.left[:] = -np.inf, -np.inf
+    result.left[:] = -np.inf
     for s in range(count):
         c = count_bits(states.bits[s])
-        value, left = states.value[s], states.left[s]
-        if value > result.value[c] or (value == result.value[c] and left > result.left[c]):
-            result.value[c], result.bits[c], result.left[c] = value, states.bits[s], left
+        if states.left[s] > result.left[c]:
+            result.left[c], result.bits[c] = states.left[s], states.bits[s]
     return True
 
 
 @compiled(error_model="numpy")
 def _new_states() -> States:
     whole = np.zeros((3, MAX_STATES), np.int64)
-    return States(np.zeros(MAX_STATES), np.zeros(MAX_STATES), whole[0], whole[1], whole[2])
+    return States(np.zeros(MAX_STATES), whole[0], whole[1], whole[2])
 
 
 @compiled(error_model="numpy")
-def _is_beaten(value: float, left: float, used: int, at: int, states: States, head: N, after: N) -> bool:
+def _is_beaten(left: float, used: int, at: int, states: States, head: N, after: N) -> bool:
     """Whether another state of the same counts is at least as good in everything; takes those out that this one beats."""
     k, before = head[at], -1
     while k >= 0:
-        if states.value[k] >= value and states.left[k] >= left and states.used[k] <= used:
+        if states.left[k] >= left and states.used[k] <= used:
             return True
         following = after[k]
-        if value >= states.value[k] and left >= states.left[k] and used <= states.used[k]:
+        if left >= states.left[k] and used <= states.used[k]:
             states.at[k] = -1  # out
             if before < 0:
                 head[at] = following
@@ -208,7 +204,7 @@ def _without_beaten(states: States, stored: int, to: States) -> int:
     count = 0
     for k in range(stored):
         if states.at[k] >= 0:
-            to.value[count], to.left[count], to.used[count] = states.value[k], states.left[k], states.used[k]
+            to.left[count], to.used[count] = states.left[k], states.used[k]
             to.at[count], to.bits[count] = states.at[k], states.bits[k]
             count += 1
     return count
@@ -216,18 +212,17 @@ def _without_beaten(states: States, stored: int, to: States) -> int:
 
 @compiled(error_model="numpy")
 def decide(
-    question: AdmissionQuestion,
-    value: F,  # (C) of the candidates; at most MAX_CANDIDATES
+    question: AdmissionQuestion,  # with at most MAX_CANDIDATES
     tpots_s: F,  # (L) paces, ascending; the first is the tightest of the requests
     accepted: N,  # (C) out: 1 or 0
     result: Certificate,  # out: of the running requests, and after them of those accepted
 ) -> int:
     """Decide which candidates are admitted; returns how many replays that took.
 
-    The best set of each count is tried, the one of most value first, until one passes its certificate: first with prompts
-    that complete as early as they can, then, should that break a promise, with prompts that complete as late as they may.
-    Then each candidate left out is tried once together with those accepted, that of most value per prompt token first: the
-    program takes every decode to last without limit, the replay knows when it will end.
+    The best set of each count is tried, the largest first, until one passes its certificate: first with prompts that complete
+    as early as they can, then, should that break a promise, with prompts that complete as late as they may. Then each
+    candidate left out is tried once together with those accepted, the shortest prompt first: the program takes every decode
+    to last without limit, the replay knows when it will end.
 
     KV and places are checked over time. The program only rules out sets whose prompts do not fit next to the KV that is held
     now; the certificate follows what every request holds from step to step. Where nothing passes, not even
@@ -235,15 +230,14 @@ def decide(
     """
     candidates, tries, chosen = question.new.counts.shape[1], 0, np.int64(0)
     accepted[:] = 0
-    sets = Sets(np.full(candidates + 1, -np.inf), np.zeros(candidates + 1, np.int64), np.empty(candidates + 1))
-    _sets_by_program(question, value, tpots_s, sets)
+    sets = Sets(np.full(candidates + 1, -np.inf), np.zeros(candidates + 1, np.int64))
+    _sets_by_program(question, tpots_s, sets)
     low, high, most, halving = 0, candidates + 1, candidates, False
     while tries < MAX_CERTIFICATES:
-        best = 0
-        for c in range(low + 1, most + 1):
-            if sets.value[c] > -np.inf and (best == 0 or sets.value[c] >= sets.value[best]):
-                best = c
-        if best == 0:
+        best: int = most
+        while best > low and sets.left[best] == -np.inf:
+            best -= 1
+        if best <= low:
             break
         passed, took, short = certified(question, sets.bits[best], result)
         tries += took
@@ -260,8 +254,7 @@ def decide(
         tries += took
         if not passed:
             return tries
-    by_worth = np.argsort(-value / np.maximum(1, question.new.counts[PENDING]), kind="mergesort")
-    for c in by_worth:
+    for c in np.argsort(question.new.counts[PENDING], kind="mergesort"):
         if tries >= MAX_CERTIFICATES:
             break
         if chosen >> c & 1:
@@ -277,7 +270,7 @@ def decide(
 
 
 @compiled(error_model="numpy")
-def _sets_by_program(question: AdmissionQuestion, value: F, tpots_s: F, sets: Sets) -> None:
+def _sets_by_program(question: AdmissionQuestion, tpots_s: F, sets: Sets) -> None:
     """The sets of `best_sets` for the running requests and the candidates."""
     candidates = question.new.counts.shape[1]
     most, count, contexts, requests = question.requests + candidates, 0, 0, 0
@@ -285,8 +278,7 @@ def _sets_by_program(question: AdmissionQuestion, value: F, tpots_s: F, sets: Se
         np.empty(most),
         np.empty(most, np.int64),
         np.empty(most, np.int64),
-        np.zeros(most, np.int64),
-        np.zeros(most),
+        np.empty(most, np.int64),
         np.empty(most, np.int64),
     )
     decoding = np.zeros(len(tpots_s), np.int64)
@@ -304,23 +296,19 @@ def _sets_by_program(question: AdmissionQuestion, value: F, tpots_s: F, sets: Se
         if c < 0 and of.counts[DECODING, column] == 1:
             decoding[pace] += 1
             continue
-        due_s = of.times[DUE_S, column] - question.now_s
-        at = count
-        while at > 0 and entries.due_s[at - 1] > due_s:  # by deadline, ties as they come
-            _move_entry(entries, at - 1, at)
-            at -= 1
-        entries.due_s[at], entries.tokens[at], entries.tier[at] = due_s, of.counts[PENDING, column], pace
-        entries.candidate[at] = max(-1, c)
-        entries.memory[at], entries.value[at] = (0, 0.0) if c < 0 else (length + question.kv.partial_tokens, value[c])
+        entries.due_s[count] = of.times[DUE_S, column] - question.now_s
+        entries.tokens[count], entries.tier[count] = of.counts[PENDING, column], pace
+        entries.memory[count] = 0 if c < 0 else length + question.kv.partial_tokens
+        entries.candidate[count] = max(-1, c)
         count += 1
+    order = np.argsort(entries.due_s[:count], kind="mergesort")  # ties as they come
     best_sets(
         Entries(
-            entries.due_s[:count],
-            entries.tokens[:count],
-            entries.tier[:count],
-            entries.memory[:count],
-            entries.value[:count],
-            entries.candidate[:count],
+            entries.due_s[order],
+            entries.tokens[order],
+            entries.tier[order],
+            entries.memory[order],
+            entries.candidate[order],
         ),
         tpots_s,
         decoding,
@@ -328,20 +316,6 @@ def _sets_by_program(question: AdmissionQuestion, value: F, tpots_s: F, sets: Se
         int(max(0.0, free_memory)),
         question.model,
         sets,
-    )
-
-
-@compiled(error_model="numpy")
-def _move_entry(entries: Entries, source: int, to: int) -> None:
-    entries.due_s[to], entries.tokens[to], entries.tier[to] = (
-        entries.due_s[source],
-        entries.tokens[source],
-        entries.tier[source],
-    )
-    entries.memory[to], entries.value[to], entries.candidate[to] = (
-        entries.memory[source],
-        entries.value[source],
-        entries.candidate[source],
     )
 
 

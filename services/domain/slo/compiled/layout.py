@@ -45,7 +45,7 @@ class Columns(NamedTuple):
 
 
 class Kv(NamedTuple):
-    """tokens: KV for all promised requests together. partial_tokens: what a last block may hold more."""
+    """tokens: KV for all promised requests together. partial_tokens: what the last block of each may hold more."""
 
     tokens: float
     partial_tokens: int
@@ -73,6 +73,20 @@ class StepModel(NamedTuple):
     reserve: float
     rising: bool
     places: int
+
+
+class Load(NamedTuple):
+    """What a step computes, as StepLoad; `decodes` of it with their context and the longest of it."""
+
+    tokens: int
+    context: float
+    pairs: float
+    decodes: int
+    decode_context: float
+    longest: float
+
+
+NO_LOAD = Load(0, 0.0, 0.0, 0, 0.0, 0.0)
 
 
 class HasKnots(Protocol):
@@ -118,28 +132,41 @@ def base_s(tokens: float, model: HasKnots) -> float:
 
 
 @compiled(error_model="numpy")
-def step_s(tokens: int, context: float, pairs: float, gap: float, model: StepModel) -> float:
+def step_s(load: Load, model: StepModel) -> float:
     """StepLatencyModel.step_s."""
-    if tokens == 0:
+    if load.tokens == 0:
         return 0.0
-    attention = model.context_token_s * context + model.pair_s * pairs
-    return base_s(tokens, model) + attention + model.gap_s * gap
+    gap = load.longest * load.decodes - load.decode_context
+    attention = model.context_token_s * load.context + model.pair_s * load.pairs
+    return base_s(load.tokens, model) + attention + model.gap_s * gap
 
 
 @compiled(error_model="numpy")
-def tokens_within(
-    seconds: float, most: int, start: int, tokens: int, context: float, pairs: float, gap: float, model: StepModel
-) -> int:
+def with_decode(load: Load, context: float) -> Load:
+    """The step with one more decode, which has so many tokens of context."""
+    ends, longest = context + 1.0, max(load.longest, context + 1.0)
+    return Load(load.tokens + 1, load.context + ends, load.pairs, load.decodes + 1, load.decode_context + ends, longest)
+
+
+@compiled(error_model="numpy")
+def with_chunk(load: Load, start: int, tokens: int) -> Load:
+    """The step with so many tokens of a prompt, from position `start` on."""
+    context, pairs = load.context + (start + tokens), load.pairs + tokens * (start + 0.5 * (tokens + 1))
+    return Load(load.tokens + tokens, context, pairs, load.decodes, load.decode_context, load.longest)
+
+
+@compiled(error_model="numpy")
+def tokens_within(seconds: float, most: int, start: int, load: Load, model: StepModel) -> int:
     """StepLatencyModel.tokens_within: tokens of a chunk from position `start` on that fit as well; -1 if not 0.
 
     Where more tokens never take less time, the first tries are at `most`, which mostly fits, and by interpolation.
     """
-    none_s = step_s(tokens, context, pairs, gap, model)
+    none_s = step_s(load, model)
     if none_s > seconds + EPSILON_S:
         return -1
     low, high = 0, most
     if model.rising and most > 0:
-        low_s, high_s = none_s, _with_chunk_s(most, start, tokens, context, pairs, gap, model)
+        low_s, high_s = none_s, step_s(with_chunk(load, start, most), model)
         if high_s <= seconds + EPSILON_S:
             return most
         over, high = most, most - 1  # the smallest that is known not to fit
@@ -148,26 +175,18 @@ def tokens_within(
                 break
             share = (seconds - low_s) / (high_s - low_s)
             c = min(high, low + max(1, int(share * (over - low))))
-            took_s = _with_chunk_s(c, start, tokens, context, pairs, gap, model)
+            took_s = step_s(with_chunk(load, start, c), model)
             if took_s <= seconds + EPSILON_S:
                 low, low_s = c, took_s
             else:
                 over, high, high_s = c, c - 1, took_s
     while low < high:
         c = (low + high + 1) // 2
-        if _with_chunk_s(c, start, tokens, context, pairs, gap, model) <= seconds + EPSILON_S:
+        if step_s(with_chunk(load, start, c), model) <= seconds + EPSILON_S:
             low = c
         else:
             high = c - 1
     return low
-
-
-@compiled(error_model="numpy")
-def _with_chunk_s(
-    chunk: int, start: int, tokens: int, context: float, pairs: float, gap: float, model: StepModel
-) -> float:
-    chunk_pairs = chunk * (start + 0.5 * (chunk + 1))
-    return float(step_s(tokens + chunk, context + start + chunk, pairs + chunk_pairs, gap, model))
 
 
 @compiled(allocates=False)
@@ -179,10 +198,4 @@ def predict_again(counts: N, i: int) -> None:
 @compiled(error_model="numpy")
 def copied(columns: Columns, requests: int) -> Columns:
     """The first `requests` columns, as arrays of their own."""
-    counts, times = np.empty((COUNTS, requests), np.int64), np.empty((TIMES, requests))
-    for i in range(requests):
-        for row in range(COUNTS):
-            counts[row, i] = columns.counts[row, i]
-        for row in range(TIMES):
-            times[row, i] = columns.times[row, i]
-    return Columns(counts, times)
+    return Columns(columns.counts[:, :requests].copy(), columns.times[:, :requests].copy())

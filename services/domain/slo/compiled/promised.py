@@ -20,6 +20,7 @@ from penstock.services.domain.slo.compiled.layout import (
     EPSILON_S,
     KIND,
     LEFT,
+    NO_LOAD,
     PENDING,
     PLACED,
     RELEASE_S,
@@ -27,11 +28,14 @@ from penstock.services.domain.slo.compiled.layout import (
     TPOT_S,
     Columns,
     F,
+    Load,
     N,
     StepModel,
     base_s,
     step_s,
     tokens_within,
+    with_chunk,
+    with_decode,
 )
 from penstock.services.domain.slo.compiled.selection import ANY_ORDER, kth_earliest
 
@@ -80,41 +84,25 @@ class Sums(NamedTuple):
 
 
 class DueStep(NamedTuple):
-    """What a step computes, as StepLoad; `decodes` of it with their context and the longest of it. earliest_s: when the
-    first token of a decode is due. cap_s: how long the step may take, infinite without limit."""
+    """What a step computes. earliest_s: when the first token of a decode is due. cap_s: how long the step may take, infinite
+    without limit."""
 
-    tokens: int
-    context: float
-    pairs: float
-    decodes: int
-    decode_context: float
-    longest: float
+    load: Load
     earliest_s: float
     cap_s: float
 
 
 @compiled(error_model="numpy")
-def load_s(load: DueStep, model: StepModel) -> float:
-    """Seconds that the step takes; 0 for an empty one."""
-    gap = load.longest * load.decodes - load.decode_context
-    return float(step_s(load.tokens, load.context, load.pairs, gap, model))
-
-
-@compiled(error_model="numpy")
-def new_decodes(most: int) -> Decodes:
-    return Decodes(
-        np.empty(most, np.int64),
-        np.empty(most),
-        np.empty(most),
-        np.empty(most),
-        np.empty(most),
-        np.empty(most, np.bool_),
+def promised_decodes(columns: Columns, requests: int) -> tuple[Decodes, Sums]:
+    """The promised requests that decode, with room for all others; what they add up to."""
+    decodes = Decodes(
+        np.empty(requests, np.int64),
+        np.empty(requests),
+        np.empty(requests),
+        np.empty(requests),
+        np.empty(requests),
+        np.empty(requests, np.bool_),
     )
-
-
-@compiled(error_model="numpy")
-def promised_decodes(columns: Columns, requests: int, decodes: Decodes) -> Sums:
-    """Fill `decodes` with the promised requests that decode; what they add up to."""
     counts, times = columns
     n = 0
     for i in range(requests):
@@ -123,7 +111,7 @@ def promised_decodes(columns: Columns, requests: int, decodes: Decodes) -> Sums:
             decodes.due_s[n], decodes.tpot_s[n] = times[DUE_S, i], times[TPOT_S, i]
             decodes.context[n], decodes.left[n] = counts[CONTEXT, i], counts[LEFT, i]
             n += 1
-    return sums_of(decodes, n)
+    return decodes, sums_of(decodes, n)
 
 
 @compiled(error_model="numpy")
@@ -138,9 +126,18 @@ def sums_of(decodes: Decodes, count: int) -> Sums:
 
 
 @compiled(error_model="numpy")
-def promised_prompts(of: Columns, order: N, prompts: int) -> Prompts:
-    """The prompts of `order`, its first `prompts` columns, in that order."""
+def promised_prompts(of: Columns, requests: int) -> Prompts:
+    """The promised requests whose prompts are to be computed, earliest deadline first."""
     counts, times = of
+    order, prompts = np.empty(requests, np.int64), 0
+    for i in range(requests):
+        if counts[KIND, i] == STANDARD and counts[DECODING, i] == 0:
+            at = prompts
+            while at > 0 and times[DUE_S, order[at - 1]] > times[DUE_S, i]:
+                order[at] = order[at - 1]
+                at -= 1
+            order[at] = i
+            prompts += 1
     columns = order[:prompts].copy()
     due_s, tpot_s, release_s = np.empty(prompts), np.empty(prompts), np.empty(prompts)
     context, pending = np.empty(prompts, np.int64), np.empty(prompts, np.int64)
@@ -212,19 +209,19 @@ def form_promised(
     """Decide which promised tokens the step has that begins now: parts 1 to 3."""
     longest_step_s = min(sums.tightest_s, base_s(model.max_step_tokens, model))
     step = _Step(now_s, longest_step_s, 2.0 * longest_step_s - EPSILON_S, best_effort, hold)
-    load = _urgent_decodes(step, decodes, sums, model)
-    if load.decodes > 0 and waiting > 0:
+    due = _urgent_decodes(step, decodes, sums, model)
+    if due.load.decodes > 0 and waiting > 0:
         may_begin = prompts.placed[0] or _free_places(sums, prompts, waiting, model) > 0
-        later_s = _alone_first_s(now_s, sums, prompts, load, model) if may_begin else np.inf
+        later_s = _alone_first_s(now_s, sums, prompts, due, model) if may_begin else np.inf
         if later_s < np.inf:
-            load = DueStep(0, 0.0, 0.0, 0, 0.0, 0.0, load.earliest_s, load.cap_s - later_s)
-    if load.decodes == 0:
+            due = DueStep(NO_LOAD, due.earliest_s, due.cap_s - later_s)
+    if due.load.decodes == 0:
         decodes.granted[: sums.requests] = False
     if waiting > 0:
-        load = _with_prompts(step, load, sums, prompts, waiting, model)
-    if load.decodes < sums.requests:
-        load = _with_other_decodes(load, decodes, sums, model)
-    return load
+        due = _with_prompts(step, due, sums, prompts, waiting, model)
+    if due.load.decodes < sums.requests:
+        due = DueStep(_with_other_decodes(due, decodes, sums, model), due.earliest_s, due.cap_s)
+    return due
 
 
 class _Step(NamedTuple):
@@ -244,7 +241,7 @@ def _urgent_decodes(step: _Step, decodes: Decodes, sums: Sums, model: StepModel)
     quota = max(urgent, ceil(min(limit, longest step) * sum over decodes of 1 / tpot))
     """
     if sums.requests == 0:
-        return DueStep(0, 0.0, 0.0, 0, 0.0, 0.0, np.inf, np.inf)
+        return DueStep(NO_LOAD, np.inf, np.inf)
     earliest_s, urgent = _earliest(decodes.due_s, sums.requests, step.now_s, step.cannot_wait_s)
     limit_s = earliest_s - step.now_s
     quota = int(np.ceil(sums.demand_per_s * max(0.0, min(limit_s, step.longest_step_s)) - EPSILON_S))
@@ -255,7 +252,7 @@ def _urgent_decodes(step: _Step, decodes: Decodes, sums: Sums, model: StepModel)
         decodes.granted[: sums.requests] = True
     elif quota > 0:
         context, longest = _take_earliest(decodes, sums.requests, quota, earliest_s)
-    return DueStep(quota, context, 0.0, quota, context, longest, earliest_s, limit_s)
+    return DueStep(Load(quota, context, 0.0, quota, context, longest), earliest_s, limit_s)
 
 
 @compiled(error_model="numpy")
@@ -267,14 +264,13 @@ def _free_places(sums: Sums, prompts: Prompts, waiting: int, model: StepModel) -
 
 
 @compiled(error_model="numpy")
-def _with_prompts(step: _Step, load: DueStep, sums: Sums, prompts: Prompts, waiting: int, model: StepModel) -> DueStep:
+def _with_prompts(step: _Step, due: DueStep, sums: Sums, prompts: Prompts, waiting: int, model: StepModel) -> DueStep:
     """Part 2: prompts by deadline, as far as they have places."""
-    tokens, context, pairs, cap_s, room = load.tokens, load.context, load.pairs, load.cap_s, model.max_step_tokens
-    gap = load.longest * load.decodes - load.decode_context
+    load, cap_s, room = due.load, due.cap_s, model.max_step_tokens
     places, first = _free_places(sums, prompts, waiting, model), -1
     prompts.granted[:waiting] = 0
     for p in range(waiting):
-        if tokens >= room:
+        if load.tokens >= room:
             break
         if not prompts.placed[p] and places <= 0:
             continue
@@ -287,74 +283,61 @@ def _with_prompts(step: _Step, load: DueStep, sums: Sums, prompts: Prompts, wait
         lends = step.best_effort == PRESENT and slack_s < step.cannot_wait_s
         reserved = step.best_effort != NONE and not lends
         within_s = cap_s * (1.0 - model.reserve) if reserved and cap_s < np.inf else cap_s
-        start = prompts.context[p]
-        c = tokens_within(within_s, min(allowed, room - tokens), start, tokens, context, pairs, gap, model)
+        c = tokens_within(within_s, min(allowed, room - load.tokens), prompts.context[p], load, model)
         if c <= 0:
             break
         places -= not prompts.placed[p]
         prompts.placed[p], prompts.granted[p] = True, c
-        tokens += c
-        context += start + c
-        pairs += c * (start + 0.5 * (c + 1))
+        load = with_chunk(load, prompts.context[p], c)
         if c == prompts.pending[p]:  # its first token comes at the end of this step
-            cap_s = min(cap_s, max(slack_s, step_s(tokens, context, pairs, gap, model)))
+            cap_s = min(cap_s, max(slack_s, step_s(load, model)))
 
     # nothing but last tokens that wait: do not be idle
-    if tokens == 0 and first >= 0:
+    if load.tokens == 0 and first >= 0:
         c = min(prompts.pending[first], room)
         prompts.placed[first], prompts.granted[first] = True, c
-        start = prompts.context[first]
-        tokens, context, pairs = c, float(start + c), c * (start + 0.5 * (c + 1))
-        cap_s = max(prompts.due_s[first] - step.now_s, step_s(tokens, context, pairs, gap, model))
+        load = with_chunk(load, prompts.context[first], c)
+        cap_s = max(prompts.due_s[first] - step.now_s, step_s(load, model))
 
     for p in range(waiting):
         # one that continues, or waits for a place, must not be held up by what fills the step
         if prompts.granted[p] < prompts.pending[p]:
-            cap_s = min(cap_s, max(step.longest_step_s, step_s(tokens, context, pairs, gap, model)))
+            cap_s = min(cap_s, max(step.longest_step_s, step_s(load, model)))
             break
-    return DueStep(tokens, context, pairs, load.decodes, load.decode_context, load.longest, load.earliest_s, cap_s)
+    return DueStep(load, due.earliest_s, cap_s)
 
 
 @compiled(error_model="numpy")
-def _with_other_decodes(load: DueStep, decodes: Decodes, sums: Sums, model: StepModel) -> DueStep:
+def _with_other_decodes(due: DueStep, decodes: Decodes, sums: Sums, model: StepModel) -> Load:
     """Part 3: decodes that could have waited."""
-    tokens, context, taken = load.tokens, load.context, load.decodes
-    decode_context, longest = load.decode_context, load.longest
+    load = due.load
     for k in range(sums.requests):
-        if tokens >= model.max_step_tokens:
+        if load.tokens >= model.max_step_tokens:
             break
         if decodes.granted[k]:
             continue
-        ends = decodes.context[k] + 1.0
-        wider = max(longest, ends) * (taken + 1) - (decode_context + ends)
-        if step_s(tokens + 1, context + ends, load.pairs, wider, model) > load.cap_s + EPSILON_S:
+        wider = with_decode(load, decodes.context[k])
+        if step_s(wider, model) > due.cap_s + EPSILON_S:
             break
-        decodes.granted[k] = True
-        taken += 1
-        tokens += 1
-        context += ends
-        decode_context += ends
-        longest = max(longest, ends)
-    return DueStep(tokens, context, load.pairs, taken, decode_context, longest, load.earliest_s, load.cap_s)
+        decodes.granted[k], load = True, wider
+    return load
 
 
 @compiled(error_model="numpy")
-def _alone_first_s(now_s: float, sums: Sums, prompts: Prompts, load: DueStep, model: StepModel) -> float:
+def _alone_first_s(now_s: float, sums: Sums, prompts: Prompts, due: DueStep, model: StepModel) -> float:
     """Seconds of a step with all decodes, where the first prompt goes before it alone; infinite where it does not.
 
-    It does where it would be late in a step with the decodes of `load` and is not without them, and they can all wait for the
+    It does where it would be late in a step with the decodes of `due` and is not without them, and they can all wait for the
     step after it: the short prompt of a request whose first token is due within little more than a step.
     """
     slack_s = prompts.due_s[0] - now_s
     count, start = prompts.pending[0], prompts.context[0]
-    pairs = count * (start + 0.5 * (count + 1))
-    gap = load.longest * load.decodes - load.decode_context
-    together = step_s(load.decodes + count, load.decode_context + start + count, pairs, gap, model)
+    together = step_s(with_chunk(due.load, start, count), model)
     if together <= slack_s + EPSILON_S or count > model.max_step_tokens:
         return np.inf
-    alone = step_s(count, float(start + count), pairs, 0.0, model)
+    alone = step_s(with_chunk(NO_LOAD, start, count), model)
     if alone > slack_s + EPSILON_S:
         return np.inf
-    later: float = step_s(sums.requests, sums.context, 0.0, sums.longest * sums.requests - sums.context, model)
-    fits = sums.requests <= model.max_step_tokens and alone + later <= load.cap_s + EPSILON_S
+    later: float = step_s(Load(sums.requests, sums.context, 0.0, sums.requests, sums.context, sums.longest), model)
+    fits = sums.requests <= model.max_step_tokens and alone + later <= due.cap_s + EPSILON_S
     return later if fits else np.inf

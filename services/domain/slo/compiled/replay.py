@@ -1,16 +1,25 @@
-"""The certificate of an admission: the step policy itself, repeated in virtual time until nothing can go wrong. No I/O."""
+"""The certificate of an admission: the step policy itself, repeated in virtual time until nothing can go wrong. No I/O.
+
+`certified` replays the running requests with a set of candidates, `keeps_promises` any requests.
+"""
+
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.services.compilation import compiled
 from penstock.services.domain.slo.compiled.layout import (
+    COUNTS,
     EPSILON_S,
+    RELEASE_S,
     SLACK_PACES,
+    TIMES,
     Certificate,
     Columns,
     F,
     Kv,
+    Load,
     StepModel,
     base_s,
     step_s,
@@ -22,17 +31,82 @@ from penstock.services.domain.slo.compiled.promised import (
     Prompts,
     Sums,
     form_promised,
-    load_s,
-    new_decodes,
     promised_decodes,
     promised_prompts,
     sums_of,
 )
 from penstock.services.domain.slo.compiled.selection import ANY_ORDER
-from penstock.services.domain.slo.compiled.step import next_due_s, prompts_by_deadline
+from penstock.services.domain.slo.compiled.step import next_due_s
 
 MAX_STEPS = 20_000
 """A replay gives up, and the admission is refused, after so many steps: at 20 steps a second a quarter of an hour."""
+
+
+class AdmissionQuestion(NamedTuple):
+    """A question of admission. now_s: when the next step begins. running: the first `requests` of these columns, as they will
+    be then. new: the candidates, by arrival."""
+
+    now_s: float
+    running: Columns
+    requests: int
+    new: Columns
+    model: StepModel
+    kv: Kv
+
+
+@compiled(error_model="numpy")
+def certified(question: AdmissionQuestion, chosen: int | np.int64, result: Certificate) -> tuple[bool, int, bool]:
+    """Replay the running requests with the chosen candidates; `result` is written only where they pass.
+
+    They must pass while best effort uses its reserve, which it has whatever is admitted, and, with the same release
+    times, without it: that is what can be taken at any time (`certified_step`).
+
+    Returns whether they pass, how many replays with best effort that took, and whether KV or places are what they fail by.
+    """
+    both, now_s, model, kv = _with_chosen(question, chosen), question.now_s, question.model, question.kv
+    requests, tries = both.counts.shape[1], 0
+    shared, alone = Certificate(np.empty(requests), np.zeros(1)), Certificate(np.empty(requests), np.zeros(1))
+    for hold in range(2):
+        shared.release_s[:], both.times[RELEASE_S], shared.most_held[0] = -np.inf, -np.inf, 0.0
+        passes = keeps_promises(now_s, both, requests, model, np.bool_(True), hold == 1, kv, shared)
+        tries += 1
+        alone.most_held[0] = shared.most_held[0]
+        if passes and model.reserve > 0.0:
+            both.times[RELEASE_S] = shared.release_s
+            passes = keeps_promises(now_s, both, requests, model, np.bool_(False), np.bool_(False), kv, alone)
+        if passes:
+            result.most_held[0] = alone.most_held[0]
+            result.release_s[:requests] = shared.release_s
+            return True, tries, False
+        if shared.most_held[0] > kv.tokens:
+            return False, tries, True
+    return False, tries, False
+
+
+@compiled(error_model="numpy")
+def _with_chosen(question: AdmissionQuestion, chosen: int | np.int64) -> Columns:
+    """The running requests and the chosen candidates, without release times."""
+    requests = question.requests + count_bits(chosen)
+    counts, times = np.empty((COUNTS, requests), np.int64), np.empty((TIMES, requests))
+    at = 0
+    for i in range(question.requests + question.new.counts.shape[1]):
+        c = i - question.requests
+        if c >= 0 and chosen >> c & 1 == 0:
+            continue
+        of, column = (question.running, i) if c < 0 else (question.new, c)
+        counts[:, at], times[:, at] = of.counts[:, column], of.times[:, column]
+        times[RELEASE_S, at] = -np.inf
+        at += 1
+    return Columns(counts, times)
+
+
+@compiled(error_model="numpy")
+def count_bits(bits: int | np.int64) -> int:
+    count = 0
+    while bits > 0:
+        bits &= bits - 1
+        count += 1
+    return count
 
 
 @compiled(error_model="numpy")
@@ -53,12 +127,9 @@ def keeps_promises(
     A request has a place, and holds the KV of its tokens so far, from the first tokens of its prompt to its last token. A
     prompt that is not complete counts as a whole, since the progress of prompts depends on best effort.
     """
-    order = np.empty(requests, np.int64)
-    waiting = prompts_by_deadline(columns.counts, columns.times, requests, order)
-    prompts = promised_prompts(columns, order, waiting)
-    decodes = new_decodes(requests)
-    sums = promised_decodes(columns, requests, decodes)
-    changed, most_held = True, 0.0
+    prompts = promised_prompts(columns, requests)
+    decodes, sums = promised_decodes(columns, requests)
+    waiting, changed, most_held = len(prompts.column), True, 0.0
     for _ in range(MAX_STEPS):
         if waiting == 0 and changed:
             if _decodes_fit(now_s, decodes, sums, model):
@@ -66,21 +137,21 @@ def keeps_promises(
                 return result.most_held[0] <= kv.tokens
             changed = False
         shared = ASSUMED if best_effort and waiting > 0 else NONE
-        load = form_promised(now_s, decodes, sums, prompts, waiting, model, shared, hold)
-        took_s = load_s(load, model)
+        due = form_promised(now_s, decodes, sums, prompts, waiting, model, shared, hold)
+        took_s = step_s(due.load, model)
         if took_s == 0.0:
             result.most_held[0] = most_held
             return True
         if shared == ASSUMED:  # its reserve will be used
-            took_s = max(took_s, min(load.cap_s, took_s / (1.0 - model.reserve)))
+            took_s = max(took_s, min(due.cap_s, took_s / (1.0 - model.reserve)))
         end_s = now_s + took_s
-        if load.earliest_s < end_s - EPSILON_S:
+        if due.earliest_s < end_s - EPSILON_S:
             return False
         late, prompts_hold = _late_and_held(prompts, waiting, end_s, kv.partial_tokens)
         if late >= 0:
             result.most_held[0] = result.most_held[0] if prompts.placed[late] else np.inf
             return False
-        held = prompts_hold + sums.context + load.decodes + sums.requests * (kv.partial_tokens - 1.0)
+        held = prompts_hold + sums.context + due.load.decodes + sums.requests * (kv.partial_tokens - 1.0)
         most_held = max(most_held, held)
         if held > kv.tokens:
             result.most_held[0] = held
@@ -102,8 +173,8 @@ def keeps_promises(
             changed = True
             sums = sums_of(decodes, count)
         else:
-            longest = max(sums.longest, load.longest + 1.0)
-            sums = Sums(count, sums.tightest_s, sums.demand_per_s, sums.context + load.decodes, longest)
+            longest = max(sums.longest, due.load.longest + 1.0)
+            sums = Sums(count, sums.tightest_s, sums.demand_per_s, sums.context + due.load.decodes, longest)
         waiting = remaining
         now_s = end_s
     return False
@@ -113,8 +184,7 @@ def keeps_promises(
 def keep_any_pace(now_s: float, columns: Columns, requests: int, model: StepModel, kv: Kv, result: Certificate) -> bool:
     """Whether promised decodes, without prompts, keep their promises however early steps end and whatever else is in them, as
     far as that fits next to the decodes: every step has all of them, see `_decodes_fit`."""
-    decodes = new_decodes(requests)
-    sums = promised_decodes(columns, requests, decodes)
+    decodes, sums = promised_decodes(columns, requests)
     if not _decodes_fit(now_s, decodes, sums, model):
         return False
     result.most_held[0] = _most_decodes_hold(decodes, sums.requests, kv.partial_tokens)
@@ -182,26 +252,19 @@ def _begin_decoding(decodes: Decodes, count: int, prompts: Prompts, p: int, end_
 def _move_decode(decodes: Decodes, source: int, to: int) -> None:
     if source == to:
         return
-    decodes.column[to], decodes.due_s[to], decodes.tpot_s[to] = (
-        decodes.column[source],
-        decodes.due_s[source],
-        decodes.tpot_s[source],
-    )
-    decodes.context[to], decodes.left[to] = decodes.context[source], decodes.left[source]
+    decodes.column[to], decodes.due_s[to] = decodes.column[source], decodes.due_s[source]
+    decodes.tpot_s[to], decodes.context[to] = decodes.tpot_s[source], decodes.context[source]
+    decodes.left[to] = decodes.left[source]
 
 
 @compiled(error_model="numpy")
 def _move_prompt(prompts: Prompts, source: int, to: int) -> None:
     if source == to:
         return
-    prompts.column[to], prompts.context[to] = prompts.column[source], prompts.context[source]
-    prompts.pending[to], prompts.left[to] = prompts.pending[source], prompts.left[source]
-    prompts.placed[to] = prompts.placed[source]
-    prompts.due_s[to], prompts.tpot_s[to], prompts.release_s[to] = (
-        prompts.due_s[source],
-        prompts.tpot_s[source],
-        prompts.release_s[source],
-    )
+    prompts.column[to], prompts.placed[to] = prompts.column[source], prompts.placed[source]
+    prompts.context[to], prompts.pending[to] = prompts.context[source], prompts.pending[source]
+    prompts.left[to], prompts.due_s[to] = prompts.left[source], prompts.due_s[source]
+    prompts.tpot_s[to], prompts.release_s[to] = prompts.tpot_s[source], prompts.release_s[source]
 
 
 @compiled(error_model="numpy")
@@ -233,7 +296,7 @@ def _decodes_fit(now_s: float, decodes: Decodes, sums: Sums, model: StepModel) -
         return True
     if count > model.max_step_tokens:
         return False
-    took_s = step_s(count, context, 0.0, longest * count - sums.context, model)
+    took_s = step_s(Load(count, context, 0.0, count, sums.context, longest), model)
     if not model.rising:  # a step with fewer of them may take longer
         took_s += _slowest_s(count, model) - base_s(count, model)
     return bool(took_s <= limit_s + EPSILON_S)

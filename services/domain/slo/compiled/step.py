@@ -39,21 +39,21 @@ from penstock.services.domain.slo.compiled.layout import (
     PENDING,
     PLACED,
     SLACK_PACES,
-    STANDARD,
     TPOT_S,
     Columns,
     F,
+    Load,
     N,
     StepModel,
     step_s,
     tokens_within,
+    with_chunk,
+    with_decode,
 )
 from penstock.services.domain.slo.compiled.promised import (
     PRESENT,
     DueStep,
     form_promised,
-    load_s,
-    new_decodes,
     promised_decodes,
     promised_prompts,
 )
@@ -64,21 +64,6 @@ def next_due_s(due_s: float, end_s: float, tpot_s: float, decoding: int) -> floa
     """When the token is due after one that came at `end_s` and was due at `due_s`. decoding: 0 if that was the first one."""
     ahead_s = min(max(due_s, end_s), end_s + SLACK_PACES * tpot_s) if decoding == 1 else end_s
     return float(ahead_s + tpot_s)
-
-
-@compiled(error_model="numpy")
-def prompts_by_deadline(counts: N, times: F, requests: int, order: N) -> int:
-    """Fill `order` with the standard requests whose prompts are to be computed, earliest deadline first; how many."""
-    count = 0
-    for i in range(requests):
-        if counts[KIND, i] == STANDARD and counts[DECODING, i] == 0:
-            at = count
-            while at > 0 and times[DUE_S, order[at - 1]] > times[DUE_S, i]:
-                order[at] = order[at - 1]
-                at -= 1
-            order[at] = i
-            count += 1
-    return count
 
 
 @compiled(error_model="numpy")
@@ -95,58 +80,42 @@ def form_batch(
 
     Returns the seconds it will take, 0 for an empty one, and the seconds it may take (infinite without limit).
     """
-    order = np.empty(requests, np.int64)
-    prompts = prompts_by_deadline(columns.counts, columns.times, requests, order)
-    decodes = new_decodes(requests)
-    sums = promised_decodes(columns, requests, decodes)
-    waiting = promised_prompts(columns, order, prompts)
-    load = form_promised(now_s, decodes, sums, waiting, prompts, model, best_effort, hold)
+    decodes, sums = promised_decodes(columns, requests)
+    prompts = promised_prompts(columns, requests)
+    due = form_promised(now_s, decodes, sums, prompts, len(prompts.column), model, best_effort, hold)
     grants[:requests] = 0
     for k in range(sums.requests):
         grants[decodes.column[k]] = decodes.granted[k]
-    for p in range(prompts):
-        grants[order[p]] = waiting.granted[p]
-    if best_effort == PRESENT:
-        load = _add_best_effort(load, columns.counts, requests, model, grants)
-    return load_s(load, model), load.cap_s
+    for p in range(len(prompts.column)):
+        grants[prompts.column[p]] = prompts.granted[p]
+    load = _with_best_effort(due, columns.counts, requests, model, grants) if best_effort == PRESENT else due.load
+    return step_s(load, model), due.cap_s
 
 
 @compiled(error_model="numpy")
-def _add_best_effort(load: DueStep, counts: N, requests: int, model: StepModel, grants: N) -> DueStep:
+def _with_best_effort(due: DueStep, counts: N, requests: int, model: StepModel, grants: N) -> Load:
     """Part 4: what fits in addition to the promised tokens."""
-    tokens, context, pairs, room = load.tokens, load.context, load.pairs, model.max_step_tokens
-    taken, decode_context, longest = load.decodes, load.decode_context, load.longest
+    load, room = due.load, model.max_step_tokens
     for i in range(requests):
-        if tokens >= room:
+        if load.tokens >= room:
             break
         if counts[KIND, i] != BEST_EFFORT or counts[DECODING, i] == 0:
             continue
-        ends = counts[CONTEXT, i] + 1.0
-        wider = max(longest, ends) * (taken + 1) - (decode_context + ends)
-        if step_s(tokens + 1, context + ends, pairs, wider, model) > load.cap_s + EPSILON_S:
+        wider = with_decode(load, float(counts[CONTEXT, i]))
+        if step_s(wider, model) > due.cap_s + EPSILON_S:
             break
-        grants[i] = 1
-        taken += 1
-        tokens += 1
-        context += ends
-        decode_context += ends
-        longest = max(longest, ends)
-    gap = longest * taken - decode_context
+        grants[i], load = 1, wider
     for i in range(requests):
-        if tokens >= room:
+        if load.tokens >= room:
             break
         if counts[KIND, i] != BEST_EFFORT or counts[DECODING, i] == 1:
             continue
         start = counts[CONTEXT, i]
-        most = min(counts[PENDING, i], room - tokens)
-        c = tokens_within(load.cap_s, most, start, tokens, context, pairs, gap, model)
+        c = tokens_within(due.cap_s, min(counts[PENDING, i], room - load.tokens), start, load, model)
         if c <= 0:
             break
-        grants[i] = c
-        tokens += c
-        context += start + c
-        pairs += c * (start + 0.5 * (c + 1))
-    return DueStep(tokens, context, pairs, taken, decode_context, longest, load.earliest_s, load.cap_s)
+        grants[i], load = c, with_chunk(load, start, c)
+    return load
 
 
 @compiled(error_model="numpy")

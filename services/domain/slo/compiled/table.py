@@ -13,7 +13,6 @@ import numpy as np
 from penstock.services.compilation import compiled
 from penstock.services.domain.slo.attainment import PACE_WINDOW_TOKENS
 from penstock.services.domain.slo.compiled import admission, step
-from penstock.services.domain.slo.compiled.certificate import AdmissionQuestion
 from penstock.services.domain.slo.compiled.certified_step import (
     ALONE,
     MOST_HELD,
@@ -46,6 +45,7 @@ from penstock.services.domain.slo.compiled.layout import (
     N,
     StepModel,
 )
+from penstock.services.domain.slo.compiled.replay import AdmissionQuestion
 from penstock.types.slo import SloClass
 
 MAX_COUNTS = 1 << 16
@@ -67,7 +67,7 @@ class TableRequest:
     tpot_s: its tightest pace; infinite for none.
     pending_tokens: to compute before its next token. context_tokens: whose KV is there. decoding: it has produced tokens.
     output_tokens: predicted, still to come, at least 1. again_tokens: after these, if the reply continues; 0 if it cannot.
-    value: what attaining its SLO is worth. placed: it has a place in the batch, as every one that decodes has.
+    placed: it has a place in the batch, as every one that decodes has.
     """
 
     request_id: str
@@ -77,7 +77,6 @@ class TableRequest:
     tpot_s: float = math.inf
     context_tokens: int = 0
     decoding: bool = False
-    value: float = 1.0
     placed: bool = False
     again_tokens: int = 0
 
@@ -176,36 +175,28 @@ class RequestTable:
             ended(self._certified, 1)
             ended(self._before, 1)
 
-    def plan(
-        self, now_s: float, model: StepModel, *, kv_tokens: float, partial_tokens: int = 0, again: bool = False
-    ) -> float:
+    def plan(self, now_s: float, model: StepModel, kv: Kv, *, again: bool = False) -> float:
         """Plan the step that begins now, see `grants`; the seconds it is predicted to take, 0 for an empty step.
 
-        kv_tokens, partial_tokens: as in `decide`, for the promised requests. again: instead of the step planned last.
+        again: instead of the step planned last.
         """
         if again:
             self._certified[:MOST_HELD] = self._before[:MOST_HELD]
         self._before[:] = self._certified
-        kv = Kv(float(kv_tokens), partial_tokens)
         return float(certified_step(now_s, self._columns(), len(self.ids), model, kv, self._certified, self._grants))
 
-    def lengthen(
-        self, end_s: float, aside: int, model: StepModel, *, kv_tokens: float, partial_tokens: int = 0
-    ) -> bool:
+    def lengthen(self, end_s: float, aside: int, model: StepModel, kv: Kv) -> bool:
         """Whether all promises are kept if the planned step ends at `end_s` and holds `aside` tokens of KV more."""
-        kv = Kv(float(kv_tokens - aside), partial_tokens)
+        kv = Kv(kv.tokens - aside, kv.partial_tokens)
         passes = certify_after(end_s, self._columns(), len(self.ids), model, kv, self._certified, self._grants)
         self._certified[MOST_HELD] += aside if passes else 0
         return bool(passes)
 
-    def may_end_s(
-        self, end_s: float, accepted: Mapping[str, int], model: StepModel, *, kv_tokens: float, partial_tokens: int = 0
-    ) -> tuple[float, bool]:
+    def may_end_s(self, end_s: float, accepted: Mapping[str, int], model: StepModel, kv: Kv) -> tuple[float, bool]:
         """When the tokens of the planned step may come, which has been computed by `end_s`; whether those accepted may, too.
 
         accepted: by request, how many drafted tokens are right.
         """
-        kv = Kv(float(kv_tokens), partial_tokens)
         counts = np.array([accepted.get(request_id, 0) for request_id in self.ids], np.int64)
         drafts = counts.any()
         end_s = may_end_s(end_s, self._columns(), len(self.ids), model, kv, self._certified, self._grants, counts)
@@ -234,20 +225,13 @@ class RequestTable:
         at = self.ids.index(request_id)
         self._counts[CONTEXT, at] += tokens
         self._counts[LEFT, at] -= tokens
-        tpot_s, pace = self._times[TPOT_S, at], self._pace[:, at]
+        due_s, tpot_s, pace = float(self._times[DUE_S, at]), float(self._times[TPOT_S, at]), self._pace[:, at]
         if tpot_s == math.inf:
             return
-        due_s = float(self._times[DUE_S, at])
         for _ in range(tokens):
             due_s = step.next_due_s(due_s, end_s, tpot_s, 1)
-            k = int(pace[_TOKENS])
-            pace[_TOKENS] = k + 1
-            pace[_ALLOWED_S] += tpot_s / KEPT_SHARE if k else 0.0
-            pace[_LEAD_S + k % PACE_WINDOW_TOKENS] = end_s - pace[_ALLOWED_S]
-        oldest = _LEAD_S + max(0, int(pace[_TOKENS]) - PACE_WINDOW_TOKENS) % PACE_WINDOW_TOKENS
-        if pace[_TOKENS] > 0:
-            due_s = min(due_s, pace[oldest] + pace[_ALLOWED_S] + tpot_s / KEPT_SHARE)
-        self._times[DUE_S, at] = due_s
+            _count_token(pace, end_s, tpot_s)
+        self._times[DUE_S, at] = min(due_s, _window_due_s(pace, tpot_s))
 
     def commit(self, end_s: float, skipped: Sequence[str] = ()) -> None:
         """The planned step has ended; those skipped were not computed."""
@@ -277,31 +261,20 @@ class RequestTable:
                 self._times[RELEASE_S, at] = decision.release_s[request_id]
 
 
-def decide(
-    now_s: float,
-    snapshot: Snapshot,
-    candidates: Sequence[TableRequest],
-    model: StepModel,
-    *,
-    kv_tokens: int,
-    partial_tokens: int = 0,
-) -> Decision:
+def decide(now_s: float, snapshot: Snapshot, candidates: Sequence[TableRequest], model: StepModel, kv: Kv) -> Decision:
     """Decide on all candidates together (at most MAX_CANDIDATES; the rest is declined for now).
 
-    now_s: when the next step begins. kv_tokens: KV that the requests under a promise in the snapshot and the candidates may
-    hold together at any time. partial_tokens: what a request's last block may hold in addition to its tokens. Releases the
-    interpreter lock while it computes.
+    now_s: when the next step begins. kv: what the requests under a promise in the snapshot and the candidates may hold
+    together at any time. Releases the interpreter lock while it computes.
     """
     asking = list(candidates[: admission.MAX_CANDIDATES])
     new, running = Snapshot.of(asking), len(snapshot.ids)
     accepted, tpots_s = np.zeros(len(asking), np.int64), _paces(snapshot, new.times[TPOT_S])
     result = Certificate(np.full(running + len(asking), -np.inf), np.full(1, np.inf))
-    kv = Kv(float(kv_tokens), partial_tokens)
     question = AdmissionQuestion(
         now_s, Columns(snapshot.counts, snapshot.times), running, Columns(new.counts, new.times), model, kv
     )
-    value = np.array([request.value for request in asking], np.float64)
-    replays = admission.decide(question, value, tpots_s, accepted, result)
+    replays = admission.decide(question, tpots_s, accepted, result)
     admitted = [r.request_id for r, yes in zip(asking, accepted.tolist(), strict=True) if yes]
     released = dict(zip((*snapshot.ids, *admitted), result.release_s.tolist(), strict=False))
     answers = [*map(bool, accepted.tolist()), *[False] * (len(candidates) - len(asking))]
@@ -341,23 +314,27 @@ def _write(counts: N, times: F, at: int, request: TableRequest) -> None:
 def _commit(end_s: float, counts: N, times: F, pace: F, requests: int, grants: N) -> None:
     """step.commit with measured times: a request that lags is due earlier, so that its window of ten gaps is still kept."""
     for i in range(requests):
-        emits = grants[i] > 0 and grants[i] == counts[PENDING, i]
-        if not emits:
-            continue
-        tpot_s = times[TPOT_S, i]
-        if tpot_s == np.inf:
-            continue
-        k = int(pace[_TOKENS, i])
-        pace[_TOKENS, i] = k + 1
-        if k > 0:
-            pace[_ALLOWED_S, i] += tpot_s / KEPT_SHARE
-        pace[_LEAD_S + k % PACE_WINDOW_TOKENS, i] = end_s - pace[_ALLOWED_S, i]
+        if grants[i] > 0 and grants[i] == counts[PENDING, i] and times[TPOT_S, i] < np.inf:
+            _count_token(pace[:, i], end_s, times[TPOT_S, i])
     step.commit(end_s, counts, times, requests, grants)
     for i in range(requests):
-        if grants[i] == 0:
-            continue
-        if times[TPOT_S, i] < np.inf and counts[DECODING, i] == 1 and pace[_TOKENS, i] > 0:
-            k = int(pace[_TOKENS, i])
-            oldest = _LEAD_S + max(0, k - PACE_WINDOW_TOKENS) % PACE_WINDOW_TOKENS
-            window_s = pace[oldest, i] + pace[_ALLOWED_S, i] + times[TPOT_S, i] / KEPT_SHARE
-            times[DUE_S, i] = min(times[DUE_S, i], window_s)
+        if grants[i] > 0 and counts[DECODING, i] == 1 and times[TPOT_S, i] < np.inf:
+            times[DUE_S, i] = min(times[DUE_S, i], _window_due_s(pace[:, i], times[TPOT_S, i]))
+
+
+@compiled(error_model="numpy")
+def _count_token(pace: F, end_s: float, tpot_s: float) -> None:
+    """A token of a request has come at `end_s`. pace: of its column."""
+    k = int(pace[_TOKENS])
+    pace[_TOKENS] = k + 1
+    if k > 0:
+        pace[_ALLOWED_S] += tpot_s / KEPT_SHARE
+    pace[_LEAD_S + k % PACE_WINDOW_TOKENS] = end_s - pace[_ALLOWED_S]
+
+
+@compiled(error_model="numpy")
+def _window_due_s(pace: F, tpot_s: float) -> float:
+    """The latest time at which the next token still keeps its window; infinite before the first one."""
+    k = int(pace[_TOKENS])
+    oldest = _LEAD_S + max(0, k - PACE_WINDOW_TOKENS) % PACE_WINDOW_TOKENS
+    return pace[oldest] + pace[_ALLOWED_S] + tpot_s / KEPT_SHARE if k > 0 else np.inf
