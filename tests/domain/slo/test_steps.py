@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.services.domain.latency import StepLatencyModel
-from penstock.services.domain.slo.compiled import admission, promised, replay, selection, step
+from penstock.services.domain.slo.compiled import admission, replay, selection, step
 from penstock.services.domain.slo.compiled.layout import (
     AGAIN,
     BEST_EFFORT,
@@ -67,7 +67,7 @@ def columns(*requests: tuple[int | float, ...]) -> Columns:
 
 
 def batch(
-    counts: N, times: F, now_s: float = 0.0, model: StepModel = SIX_PER_UNIT, shared: int = promised.NONE
+    counts: N, times: F, now_s: float = 0.0, model: StepModel = SIX_PER_UNIT, shared: int = step.NONE
 ) -> tuple[list[int], float]:
     grants = np.zeros(counts.shape[1], np.int64)
     took_s, _ = step.form_batch(now_s, Columns(counts, times), counts.shape[1], model, shared, False, grants)
@@ -195,14 +195,14 @@ def test_prompts_go_by_deadline_and_a_completed_one_ends_the_step_in_time() -> N
 
 def test_best_effort_takes_what_is_left_and_a_reserve_where_there_is_one() -> None:
     counts, times = columns(decode(), best_effort(1, decoding=True), best_effort(100))
-    assert batch(counts, times, shared=promised.PRESENT)[0] == [1, 1, 4]
+    assert batch(counts, times, shared=step.PRESENT)[0] == [1, 1, 4]
     counts, times = columns(decode(), best_effort(100), prompt(100, 50.0))
-    assert batch(counts, times, shared=promised.PRESENT)[0] == [1, 0, 5]
+    assert batch(counts, times, shared=step.PRESENT)[0] == [1, 0, 5]
     reserving = SIX_PER_UNIT._replace(reserve=1 / 3)
-    assert batch(counts, times, model=reserving, shared=promised.PRESENT)[0] == [1, 2, 3]
+    assert batch(counts, times, model=reserving, shared=step.PRESENT)[0] == [1, 2, 3]
     times[DUE_S, 2] = 1.5  # cannot wait: it may borrow the reserve
-    assert batch(counts, times, model=reserving, shared=promised.PRESENT)[0] == [1, 0, 5]
-    assert batch(counts, times, model=reserving, shared=promised.ASSUMED)[0] == [1, 0, 3]
+    assert batch(counts, times, model=reserving, shared=step.PRESENT)[0] == [1, 0, 5]
+    assert batch(counts, times, model=reserving, shared=step.ASSUMED)[0] == [1, 0, 3]
 
 
 def test_a_lagging_decode_goes_alone_rather_than_not_at_all() -> None:
@@ -357,10 +357,10 @@ def replayed(counts: N, times: F, model: StepModel, best_effort: bool, hold: boo
     grants = np.zeros(n, np.int64)
     while (counts[KIND] == STANDARD).any():
         prompts = ((counts[KIND] == STANDARD) & (counts[DECODING] == 0)).any()
-        shared = promised.ASSUMED if best_effort and prompts else promised.NONE
+        shared = step.ASSUMED if best_effort and prompts else step.NONE
         took_s, cap_s = step.form_batch(now_s, Columns(counts, times), n, model, shared, hold, grants)
         assert took_s > 0
-        if shared == promised.ASSUMED:
+        if shared == step.ASSUMED:
             took_s = max(took_s, min(cap_s, took_s / (1 - model.reserve)))
         end_s = now_s + took_s
         for i in np.flatnonzero(counts[KIND] == STANDARD):

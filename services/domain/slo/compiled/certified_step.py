@@ -43,9 +43,8 @@ from penstock.services.domain.slo.compiled.layout import (
     copied,
     predict_again,
 )
-from penstock.services.domain.slo.compiled.promised import NONE, PRESENT
 from penstock.services.domain.slo.compiled.replay import keep_any_pace, keeps_promises
-from penstock.services.domain.slo.compiled.step import commit, form_batch, next_due_s
+from penstock.services.domain.slo.compiled.step import NONE, PRESENT, commit, form_batch, next_due_s
 
 PATHS, AT_S, MOST_HELD = range(3)
 STATES = 3

@@ -24,19 +24,19 @@ from penstock.services.domain.slo.compiled.layout import (
     base_s,
     step_s,
 )
-from penstock.services.domain.slo.compiled.promised import (
+from penstock.services.domain.slo.compiled.selection import ANY_ORDER
+from penstock.services.domain.slo.compiled.step import (
     ASSUMED,
     NONE,
     Decodes,
     Prompts,
     Sums,
     form_promised,
+    next_due_s,
     promised_decodes,
     promised_prompts,
     sums_of,
 )
-from penstock.services.domain.slo.compiled.selection import ANY_ORDER
-from penstock.services.domain.slo.compiled.step import next_due_s
 
 MAX_STEPS = 20_000
 """A replay gives up, and the admission is refused, after so many steps: at 20 steps a second a quarter of an hour."""
