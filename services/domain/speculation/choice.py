@@ -154,10 +154,8 @@ def best(
     replies: int, target: PassCost, models: Seq[Estimate], windows: Seq[int]
 ) -> tuple[ChainCandidate | None, float]:
     """The candidate with the most predicted tokens per second, and these. None, the target alone, wins ties."""
-    rates = [(tokens_per_s(replies, target, models, c), c) for c in candidates(models, windows)]
-    rate, candidate = max(rates, key=lambda pair: pair[0], default=(0.0, None))
-    alone = tokens_per_s(replies, target, models, None)
-    return (candidate, rate) if rate > alone else (None, alone)
+    every = (None, *candidates(models, windows))
+    return max(((c, tokens_per_s(replies, target, models, c)) for c in every), key=lambda pair: pair[1])
 
 
 class Chooser:
