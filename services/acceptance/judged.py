@@ -63,20 +63,8 @@ class JudgedSample:
     drafts: tuple[GivenDrafts, ...] = ()
 
     def __post_init__(self) -> None:
-        shape = (len(self.input_tokens), len(self.tiers))
-        if self.scores.shape != shape or self.output_tokens.shape != shape:
-            raise invalid("quality", f"scores and output tokens must be of shape {shape}")
-        for name, values in self._of_answers().items():
-            if values.shape != shape:
-                raise invalid("quality", f"{name} must be of shape {shape}")
-        if self.cached_tokens is not None and len(self.cached_tokens) != len(self):
-            raise invalid("quality", f"cached tokens must be {len(self)} numbers")
-        if not len(self):
-            raise invalid("quality", "no prompts")
-        if not ((self.scores >= 0) & (self.scores <= 100)).all():
+        if not ((self.scores >= 0) & (self.scores <= 100)).all():  # of sampled requests, whose records have any numbers
             raise invalid("quality", "scores must be from 0 to 100")
-        if not ((self.quality >= 0) & (self.quality <= 100)).all():
-            raise invalid("quality", "the quality of answers must be from 0 to 100")
 
     def __len__(self) -> int:
         return len(self.input_tokens)

@@ -127,7 +127,6 @@ async def test_tokens_that_arrive_in_bursts_do_not_make_steps_look_slow() -> Non
             for arrived in range(10):
                 clock_s[0] += 5 * slowness * shadow.uncorrected_step_s([one]) if arrived % 5 == 4 else 0.0
                 turns.arrived(one, 1)
-        assert shadow.correction.samples >= 20
         assert shadow.correction.factor == pytest.approx(slowness, rel=0.02)
 
 

@@ -28,17 +28,9 @@ class Attainment:
     late_windows: int
 
     @property
-    def first_token(self) -> bool:
-        return self.first_token_late_s <= 0
-
-    @property
-    def pace(self) -> bool:
-        return self.late_windows == 0
-
-    @property
     def attained(self) -> bool:
         """An SLO is attained only if every stage's is (section 3.2.1)."""
-        return self.first_token and self.pace
+        return self.first_token_late_s <= 0 and self.late_windows == 0
 
 
 class AttainmentTracker:

@@ -29,10 +29,6 @@ class LatencyCorrection:
             self._ratios.add(actual_s / predicted_s, self._spent_s)
 
     @property
-    def samples(self) -> int:
-        return len(self._ratios)
-
-    @property
     def factor(self) -> float:
         """The factor for predicted step times; 1 before the first sample."""
         few = len(self._ratios) < MIN_SAMPLES

@@ -124,9 +124,6 @@ class RequestTable:
         self._certified, self._before = np.zeros(STATES), np.zeros(STATES)
         self.ids: list[str] = []
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
     @property
     def most_held(self) -> float:
         """The most KV tokens that the promised requests hold at any time, as far as that is certified."""
