@@ -104,7 +104,7 @@ class Staged(Policy):
                 self._qoe,
                 least=place.from_tokens + 1,
                 most=stages[place.stage + 1].to_tokens - 1,
-            ).boundary
+            )
         self._boundary = boundary
         for i, name in enumerate(self._names):
             self._places[name] = replace(self._place_of(i), to_tokens=round(boundary[i]))

@@ -162,7 +162,7 @@ class StageTracker:
         in_flight = [record_load.in_flight for i in next_stage if (record_load := others[i].load) is not None]
         if not in_flight:
             return
-        refined = refine(
+        self._boundary = refine(
             self._boundary,
             load.in_flight,
             averaged(in_flight),
@@ -170,8 +170,7 @@ class StageTracker:
             least=self.place.from_tokens + 1,
             most=tier.stages[min(self.place.stage + 1, len(tier.stages) - 1)].to_tokens - 1,
         )
-        self._boundary = refined.boundary
-        self.place = replace(self.place, to_tokens=round(refined.boundary))
+        self.place = replace(self.place, to_tokens=round(self._boundary))
 
     def _compare(self, others: dict[str, InstanceRecord], load: Load, now: float) -> None:
         assert self.place is not None

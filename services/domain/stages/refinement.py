@@ -3,10 +3,8 @@
 No I/O. Each instance refines its own boundary, so instances of one stage may end at different lengths.
 """
 
-import enum
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 from penstock.services.domain.stages.qoe import BatchLoad, InFlight, batch_quality, even_share
 from penstock.types.plans import QoeModel
@@ -15,40 +13,14 @@ LEAST_REQUESTS = 5  # with fewer sequences the boundary does not change
 SMOOTHING = 0.3  # weight of a new split; the paper smooths and gives no weight
 
 
-class Outcome(enum.Enum):
-    """The result of a refinement."""
-
-    SPLIT = "split"
-    THIN_TRAFFIC = "thin_traffic"
-    NO_SUCCESSOR = "no_successor"
-
-
-@dataclass(frozen=True, slots=True)
-class Refined:
-    """boundary: the first length, in tokens, beyond the instance's range; a float, so that small changes add up."""
-
-    boundary: float
-    outcome: Outcome
-
-
 def averaged(successors: Iterable[Seq[InFlight]]) -> Seq[InFlight]:
     """The sequences of an average instance of the next stage: the union, divided by the number of instances."""
     instances = list(successors)
-    return (
-        even_share(sorted(sequence for instance in instances for sequence in instance), len(instances))
-        if instances
-        else ()
-    )
+    return even_share(sorted(sequence for instance in instances for sequence in instance), len(instances))
 
 
 def best_split(ordered: Seq[InFlight], qoe: QoeModel) -> int:
-    """B = argmin over 0 <= i < N of Q(R[:i]) + Q(R[i:]), where R is `ordered` by length; the smallest of equal ones.
-
-    Raises:
-        ValueError: There are no sequences.
-    """
-    if not ordered:
-        raise ValueError("nothing to split")
+    """B = argmin over 0 <= i < N of Q(R[:i]) + Q(R[i:]), where R is `ordered` by length; the smallest of equal ones."""
     total = BatchLoad.of(ordered)
     lower = BatchLoad()
     best, best_cost = 0, float("inf")
@@ -63,25 +35,23 @@ def best_split(ordered: Seq[InFlight], qoe: QoeModel) -> int:
 def refine(
     boundary: float,
     own: Iterable[InFlight],
-    successor: Seq[InFlight] | None,
+    successor: Seq[InFlight],
     qoe: QoeModel,
     *,
     least: int,
     most: int,
-) -> Refined:
-    """The next boundary.
+) -> float:
+    """The next boundary: the first length, in tokens, beyond the instance's range; a float, so that small changes add up.
 
-    own: the sequences of the instance. successor: those of an average instance of the next stage (`averaged`); None if there
-    is no next stage. least, most: limits of the boundary, so that the stages keep their order.
+    own: the sequences of the instance. successor: those of an average instance of the next stage (`averaged`). least, most:
+    limits of the boundary, so that the stages keep their order.
     """
-    if successor is None:
-        return Refined(boundary, Outcome.NO_SUCCESSOR)
     ordered = sorted((*own, *successor))
     if len(ordered) < LEAST_REQUESTS:
-        return Refined(boundary, Outcome.THIN_TRAFFIC)
+        return boundary
     split = ordered[best_split(ordered, qoe)].tokens
     smoothed = boundary + SMOOTHING * (split - boundary)
-    return Refined(min(max(smoothed, least), most), Outcome.SPLIT)
+    return min(max(smoothed, least), most)
 
 
 def _plus(load: BatchLoad, sequence: InFlight) -> BatchLoad:
