@@ -59,7 +59,6 @@ class SloPolicy(BatchPolicy):
         self._pace = FIRST_PACE  # of drafts, in the step planned last
         self._headroom: SloHeadroom | None = None
         self._headroom_at_s = -math.inf
-        self.replays = 0
 
     @property
     def latency_correction(self) -> float:
@@ -118,7 +117,6 @@ class SloPolicy(BatchPolicy):
             self._step_model(scheduler),
             self._kv(scheduler),
         )
-        self.replays += decision.replays
         for sequence, granted in zip(undecided, decision.admitted, strict=True):
             assert sequence.slo is not None
             sequence.slo.granted = SloClass.STANDARD if granted else SloClass.BEST_EFFORT

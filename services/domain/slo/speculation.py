@@ -34,10 +34,9 @@ class SpeculationTier:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationPlan:
-    """lengths: verified tokens per step and tier. step_s: T. prefill_tokens_per_s: what is left for prompts."""
+    """lengths: verified tokens per step and tier. prefill_tokens_per_s: what is left for prompts."""
 
     lengths: tuple[int, ...]
-    step_s: float
     prefill_tokens_per_s: float
 
 
@@ -86,4 +85,4 @@ def plan_of(
         return None
     load = StepLoad(decodes, context_tokens, speculative_steps=max(lengths) - 1)
     left = latency.tokens_within(step_s, max_step_tokens - decodes, load)
-    return None if left < 0 else SpeculationPlan(tuple(lengths), step_s, left / step_s)
+    return None if left < 0 else SpeculationPlan(tuple(lengths), left / step_s)

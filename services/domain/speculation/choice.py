@@ -174,7 +174,6 @@ class Chooser:
         self._lost_s = 0.0  # by the present chain, since another one leads
         self._known = dict[Hashable, float]()  # what follows from the present choice, until the next one
         self.current: ChainCandidate | None = None
-        self.switches = 0
 
     def choose(self, replies: int, missing: Callable[[int], int]) -> ChainCandidate | None:
         """How to draft for the next step of so many replies; None: not at all.
@@ -219,7 +218,6 @@ class Chooser:
     def _switch(self, candidate: ChainCandidate | None) -> None:
         if candidate is None or self.current is None or candidate.chain != self.current.chain:
             self._lost_s = 0.0
-        self.switches += candidate != self.current
         self.current = candidate
 
     def _predicted(
