@@ -35,10 +35,9 @@ class MeshView:
         self._in_order = True  # by instance id, which a new one may not be
         self._expired: dict[str, set[str]] = {}  # ids of instances with an expired lease, by address
         self._keep_expired = keep_expired
-        self._plan: Plan | None = None
+        self.plan: Plan | None = None
         self._connected_since: float | None = None
-        self._synced_at: float | None = None
-        self._alive_at = float("-inf")
+        self._synced_at = self._alive_at = float("-inf")
         self.version = 0
         """Grows with every change of what instances are there, and what they say of themselves."""
         self.members_version = 0
@@ -46,10 +45,6 @@ class MeshView:
 
         self.unreadable: dict[str, str] = {}
         """Why the last entry of an instance could not be used, by instance."""
-
-    @property
-    def plan(self) -> Plan | None:
-        return self._plan
 
     @property
     def unreadable_reason(self) -> str:
@@ -65,9 +60,7 @@ class MeshView:
 
     def age_s(self, now: float) -> float:
         """Seconds since the state was last known to be current: 0 while connected, infinite before the first sync."""
-        if self.connected:
-            return 0.0
-        return now - self._synced_at if self._synced_at is not None else float("inf")
+        return 0.0 if self.connected else now - self._synced_at
 
     def connect(self, records: Iterable[InstanceRecord], plan: Plan | None, now: float) -> None:
         """Handle a (re)connection to the store, which holds `records` and `plan`."""
@@ -161,10 +154,10 @@ class MeshView:
         A plan is newer by revision or by creation time, because revisions restart when planner and store have lost their
         data.
         """
-        current = self._plan
+        current = self.plan
         if current is not None and plan.revision <= current.revision and plan.created_at <= current.created_at:
             return False
-        self._plan = plan
+        self.plan = plan
         return True
 
     def expire(self) -> list[str]:
