@@ -116,7 +116,7 @@ class ReasoningParser:
             part, self._rest = self._rest[:at].rstrip(_SPACE), self._rest[at + len(self._form.end) :]
             self._state, self._bare = _ANSWER, True
             return part
-        certain = len(self._rest) - _overlap(self._rest, self._form.end)
+        certain = len(self._rest) - overlap(self._rest, self._form.end)
         certain = len(self._rest[:certain].rstrip(_SPACE))
         part, self._rest = self._rest[:certain], self._rest[certain:]
         self._bare = self._bare and not part
@@ -133,6 +133,6 @@ class ReasoningParser:
 _START, _REASONING, _ANSWER = range(3)
 
 
-def _overlap(text: str, mark: str) -> int:
+def overlap(text: str, mark: str) -> int:
     """Characters at the end of `text` that may be the beginning of `mark`."""
     return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-n:])), 0)

@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from penstock.services.reasoning import overlap
 from penstock.services.tool_calls.formats import ToolFormat
 from penstock.types.prompts import ChatPrompt
 from penstock.types.tools import ToolCall, ToolMode, arguments_object
@@ -202,7 +203,7 @@ class ToolCallParser:
             self._rest, self._space, self._raw = self._rest[at + len(begin) :], "", begin
             self._state, self._scanner = _State.CALL, _CallScanner()
             return
-        held = _overlap(self._rest, begin)
+        held = overlap(self._rest, begin)
         certain, self._rest = self._rest[: len(self._rest) - held], self._rest[len(self._rest) - held :]
         yield from self._content(certain)
 
@@ -378,11 +379,3 @@ class _CallScanner:
         except ValueError:
             return ""
         return value if isinstance(value, str) else ""
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Characters at the end of `text` that may be the beginning of `mark`."""
-    for size in range(min(len(text), len(mark) - 1), 0, -1):
-        if mark.startswith(text[-size:]):
-            return size
-    return 0
