@@ -48,10 +48,7 @@ class UsageWindow:
 
     def add(self, now_s: float, amount: int) -> None:
         second = math.floor(now_s)
-        if second in self.used:
-            self.used[second] += amount
-            return
-        self.used[second] = amount
+        self.used[second] = self.used.get(second, 0) + amount
         for old in [each for each in self.used if each < second - WINDOW_S]:
             del self.used[old]
 

@@ -1,5 +1,6 @@
 """How well scores tell good answers from bad ones, without numpy: commands need it that run with the SDK alone. No I/O."""
 
+import bisect
 from collections.abc import Sequence
 
 
@@ -8,16 +9,9 @@ def auc(scores: Sequence[float], good: Sequence[bool]) -> float:
 
     0.5 if all answers have the same label.
     """
-    order = sorted(range(len(scores)), key=scores.__getitem__)
-    rank_sum, at = 0.0, 0
-    while at < len(order):
-        end = at
-        while end < len(order) and scores[order[end]] == scores[order[at]]:
-            end += 1
-        rank_sum += sum(good[i] for i in order[at:end]) * (at + end + 1) / 2  # the mean rank of ties, from 1
-        at = end
-    positive = sum(good)
-    negative = len(good) - positive
-    if not positive or not negative:
+    of_good = [score for score, is_good in zip(scores, good, strict=True) if is_good]
+    of_bad = sorted(score for score, is_good in zip(scores, good, strict=True) if not is_good)
+    if not of_good or not of_bad:
         return 0.5
-    return float((rank_sum - positive * (positive + 1) / 2) / (positive * negative))
+    halves = sum(bisect.bisect_left(of_bad, score) + bisect.bisect_right(of_bad, score) for score in of_good)
+    return halves / (2 * len(of_good) * len(of_bad))

@@ -141,22 +141,14 @@ class StepLatencyModel:
         `seconds`; -1 where even `included` alone does. Where base(tokens) never falls, it is the greatest such number.
         """
 
-        def fits(count: int) -> bool:
+        def took_s(count: int) -> float:
             load = replace(
                 included,
                 tokens=included.tokens + count,
                 context_tokens=included.context_tokens + (start + count if count else 0),
                 pairs=included.pairs + count * (start + 0.5 * (count + 1)),
             )
-            return self.step_s(load) <= seconds + SUM_TOLERANCE_S
+            return self.step_s(load)
 
-        if not fits(0):
-            return -1
-        low, high = 0, most
-        while low < high:
-            middle = (low + high + 1) // 2
-            if fits(middle):
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        limit_s = seconds + SUM_TOLERANCE_S
+        return -1 if took_s(0) > limit_s else bisect.bisect_right(range(1, most + 1), limit_s, key=took_s)

@@ -150,11 +150,8 @@ class ScorePredictor:
 
 
 def expected_score(logit: float) -> float:
-    """The score, 0 to 100, of a logit."""
-    if logit >= 0:
-        return 100.0 / (1.0 + math.exp(-min(logit, 700.0)))
-    e = math.exp(max(logit, -700.0))
-    return 100.0 * e / (1.0 + e)
+    """The score, 0 to 100, of a logit: the logistic function."""
+    return 50.0 + 50.0 * math.tanh(logit / 2)
 
 
 def _numbers(row: Any, count: int, field: str) -> tuple[float, ...]:

@@ -1,5 +1,7 @@
 """Length stages: the ranges of sequence lengths that instances of a tier serve. No I/O."""
 
+import bisect
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -56,9 +58,5 @@ class StageLayout:
 
     def stage_of_instance(self, instance: int) -> int:
         """The stage of the instance with this index (from 0); the last one for indices beyond the layout."""
-        end = 0
-        for i, stage in enumerate(self.stages):
-            end += stage.instances
-            if instance < end:
-                return i
-        return len(self.stages) - 1
+        ends = [*itertools.accumulate(stage.instances for stage in self.stages[:-1])]
+        return bisect.bisect_right(ends, instance)
