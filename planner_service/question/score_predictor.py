@@ -16,6 +16,7 @@ import numpy as np
 from scipy import optimize, sparse
 
 from penstock.planner_service.simulator.workload import Floats, Ints
+from penstock.services.domain.auc import auc
 from penstock.services.domain.errors import invalid
 from penstock.services.domain.score_prediction import ScorePredictor, expected_score, features
 
@@ -165,18 +166,12 @@ def _log_loss(share: Floats, labels: Floats) -> float:
 
 def _auc(logits: Floats, labels: Floats) -> float:
     """The probability that of two prompts with different scores the one with the higher score has the higher logit."""
-    order = np.argsort(logits, kind="stable")
-    sorted_labels = labels[order]
     right = pairs = 0.0
-    ahead = np.sort(labels)
+    distinct = np.unique(labels)
     # over a grid of cuts of the labels, each an ordinary AUC, weighted by its pairs
-    for cut in np.unique(ahead)[1:] if len(np.unique(ahead)) <= 20 else np.quantile(ahead, np.linspace(0.05, 0.95, 19)):
-        good = sorted_labels >= cut
-        positive, negative = int(good.sum()), int((~good).sum())
-        if not positive or not negative:
-            continue
-        _, inverse, counts = np.unique(logits[order], return_inverse=True, return_counts=True)
-        ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-        right += float(ranks[good].sum()) - positive * (positive + 1) / 2
-        pairs += positive * negative
+    for cut in distinct[1:] if len(distinct) <= 20 else np.quantile(labels, np.linspace(0.05, 0.95, 19)):
+        good = labels >= cut
+        weight = int(good.sum()) * int((~good).sum())
+        right += weight * auc(logits.tolist(), good.tolist())
+        pairs += weight
     return right / pairs if pairs else 0.5
