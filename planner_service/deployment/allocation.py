@@ -22,6 +22,7 @@ import numpy as np
 
 from penstock.planner_service.deployment.search import LatencyTable
 from penstock.planner_service.simulator.workload import Floats
+from penstock.services.domain.shares import apportioned
 
 SPLIT_UNITS, SPLIT_MOST = 16, 128
 """All ways to share GPUs out are tried in so many units, where there are at most so many GPUs: three tiers have 105."""
@@ -98,15 +99,11 @@ def fewest_within(tables: Sequence[LatencyTable], limit_s: float, gpus: int) -> 
 
 def in_proportion(tables: Sequence[LatencyTable], gpus: int) -> list[int] | None:
     """All GPUs, in proportion to the work of each tier (largest remainder); None where that does not serve all."""
-    least, work = np.array([table.least_gpus for table in tables]), np.array([table.gpu_s for table in tables])
-    spare = gpus - int(least.sum())
-    if spare < 0 or work.sum() <= 0:
+    least, work = [table.least_gpus for table in tables], [table.gpu_s for table in tables]
+    spare = gpus - sum(least)
+    if spare < 0 or sum(work) <= 0:
         return None
-    shares = spare * work / work.sum()
-    counts = np.floor(shares).astype(int)
-    for tier in np.argsort(counts - shares, kind="stable")[: spare - int(counts.sum())]:
-        counts[tier] += 1
-    return list(map(int, least + counts))
+    return [some + more for some, more in zip(least, apportioned(spare, work), strict=True)]
 
 
 def every_split(tables: Sequence[LatencyTable], gpus: int) -> Iterator[list[int]]:

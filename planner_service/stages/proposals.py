@@ -15,6 +15,7 @@ from penstock.planner_service.stages.partition import MoveCost, Problem, exponen
 from penstock.planner_service.stages.profile import prompt_s
 from penstock.planner_service.stages.sample import LengthSample
 from penstock.services.domain.latency import StepLoad
+from penstock.services.domain.shares import apportioned
 from penstock.services.domain.stages.layout import StageLayout
 from penstock.types.plans import QoeModel, Stage
 
@@ -56,13 +57,9 @@ def _by_move_cost(problem: Problem) -> Iterator[StageLayout]:
 def balanced(layout: StageLayout, work: Workload, replica: Replica) -> StageLayout:
     """The same ranges, with the instances in proportion to the work in each of them (largest remainder, one at least)."""
     seconds = stage_seconds(layout, work, replica)
-    spare = layout.instances - len(layout.stages)
-    shares = spare * seconds / seconds.sum()
-    counts = np.floor(shares).astype(int)
-    for stage in np.argsort(counts - shares, kind="stable")[: spare - int(counts.sum())]:
-        counts[stage] += 1
+    counts = apportioned(layout.instances - len(layout.stages), seconds.tolist())
     return StageLayout(
-        tuple(Stage(s.from_tokens, s.to_tokens, 1 + int(n)) for s, n in zip(layout.stages, counts, strict=True))
+        tuple(Stage(s.from_tokens, s.to_tokens, 1 + n) for s, n in zip(layout.stages, counts, strict=True))
     )
 
 

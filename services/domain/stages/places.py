@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 
+from penstock.services.domain.shares import apportioned
 from penstock.services.domain.stages.layout import StageLayout
 from penstock.types.mesh_status import StagePlace
 from penstock.types.plans import Stage
@@ -25,15 +26,9 @@ def targets(instances: int, layout: StageLayout) -> tuple[int, ...]:
     planned = [stage.instances for stage in layout.stages]
     if instances < len(planned):
         return (0,) * (len(planned) - instances) + (1,) * instances
-    spare, weights = instances - len(planned), [count - 1 for count in planned]
-    total = sum(weights)
-    if total == 0:
-        weights, total = planned, sum(planned)
-    given = [spare * weight // total for weight in weights]
-    by_remainder = sorted(range(len(planned)), key=lambda s: (-(spare * weights[s] % total), s))
-    for stage in by_remainder[: spare - sum(given)]:
-        given[stage] += 1
-    return tuple(1 + more for more in given)
+    further = [count - 1 for count in planned]
+    spare = apportioned(instances - len(planned), further if any(further) else planned)
+    return tuple(1 + more for more in spare)
 
 
 def with_instances(stages: tuple[Stage, ...], instances: int) -> tuple[Stage, ...]:
