@@ -14,7 +14,7 @@ from penstock.services.domain.errors import invalid
 from penstock.types.rules import AcceptanceRules
 
 OVER_THRESHOLDS = 100.5  # over every threshold of a tier that is asked
-OF_ANSWERS = ("predicted", "passed_over", "known_quality", "long_enough", "refused")
+OF_ANSWERS = ("output_tokens", "scores", "predicted", "passed_over", "known_quality", "long_enough", "refused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,6 @@ class JudgedSample:
         return replace(
             self,
             input_tokens=self.input_tokens[rows],
-            output_tokens=self.output_tokens[rows],
-            scores=self.scores[rows],
             cached_tokens=None if self.cached_tokens is None else self.cached_tokens[rows],
             **{name: values[rows] for name, values in self._of_answers().items()},
         )
@@ -113,8 +111,6 @@ class JudgedSample:
         return replace(
             self,
             tiers=tuple(self.tiers[tier] for tier in columns),
-            output_tokens=self.output_tokens[:, columns],
-            scores=self.scores[:, columns],
             drafts=tuple(self.drafts[tier] for tier in columns) if self.drafts else (),
             **{name: values[:, columns] for name, values in self._of_answers().items()},
         )
@@ -143,7 +139,7 @@ class JudgedSample:
         return inputs + given.window * passes, outputs - drafted + passes
 
     def _of_answers(self) -> dict[str, Any]:
-        """What is known of each answer in addition to its score and tokens, (N, C) each, by field."""
+        """What is known of each answer, (N, C) each, by field."""
         named = {name: getattr(self, name) for name in OF_ANSWERS}
         return {name: values for name, values in named.items() if values is not None}
 
