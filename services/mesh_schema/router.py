@@ -116,12 +116,8 @@ class MeshRouter(BaseModel):
         return self.model_copy(update={**divided, "trace_per_s": self.trace_per_s / count})
 
 
-_DIVIDED = {
-    "max_active": 1,
-    "max_waiting": 0,
-    "max_connections": 1,
-    "judge_concurrency": 1,
-}  # and the least of a process
+_DIVIDED = {"max_active": 1, "max_waiting": 0, "max_connections": 1, "judge_concurrency": 1}
+"""What the processes of a router divide, and the least that each has."""
 
 
 def share_of(total: int, index: int, count: int) -> int:

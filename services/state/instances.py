@@ -10,7 +10,6 @@ passed by its own clock.
 import functools
 import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from redis.asyncio import Redis
@@ -90,8 +89,7 @@ class Entry(NamedTuple):
         return from_json(codec.Head, head), codec.load_from_json(load) if load else None
 
 
-@dataclass(frozen=True, slots=True)
-class Pull:
+class Pull(NamedTuple):
     """What one round trip has read.
 
     plan_revision: None without a plan. groups: all that have had instances. snapshots: the entries of the groups that were
@@ -100,8 +98,8 @@ class Pull:
 
     plan_revision: int | None
     groups: frozenset[str]
-    snapshots: list[Entry] = field(default_factory=list)
-    singles: list[Entry] = field(default_factory=list)
+    snapshots: list[Entry]
+    singles: list[Entry]
 
 
 class InstanceStore:

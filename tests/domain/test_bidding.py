@@ -2,7 +2,6 @@
 
 import itertools
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -88,11 +87,6 @@ def test_only_who_was_won_earlier_is_passed_over_by_a_transfer() -> None:
     assert turn.ask.request_id == "early"
     receiver.ended("early")
     assert not present(receiver.next()).starving
-
-
-def test_there_are_two_slots_or_more() -> None:
-    with pytest.raises(ValueError, match="two transfer slots"):
-        TransferSlots(1)
 
 
 class Cluster(RuleBasedStateMachine):

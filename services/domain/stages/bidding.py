@@ -75,14 +75,12 @@ def choose(bids: Seq[Bid]) -> Bid | None:
 
 
 class TransferSlots:
-    """Limits the concurrent transfers of one instance, in and out together, to `most`.
+    """Limits the concurrent transfers of one instance, in and out together, to `most`: at least two, as one may be waiting.
 
     claims: slots reserved for starving requests.
     """
 
     def __init__(self, most: int = MAX_TRANSFERS) -> None:
-        if most < 2:
-            raise ValueError(f"an instance needs at least two transfer slots, not {most}: one may be waiting")
         self.most, self.used, self.claims = most, 0, 0
 
     @property
