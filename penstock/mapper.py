@@ -5,7 +5,7 @@
 | `T x` | `x: T`; a default must be the zero of its type |
 | `optional T x`, a nested message | `x: T | None`, or `x: T` with a default, which is not sent |
 | `repeated T x` | `x: tuple[T, ...]`; `Annotated[..., AtMost(n, "tools")]` limits what is read |
-| `map<K, V> x` | `x: Mapping[K, V]` |
+| `map<K, V> x` of scalars | `x: Mapping[K, V]` |
 | `Duration x`, `Timestamp x` | `x_s: float` |
 | `E x` of an enum | `x: E`, a StrEnum with the names without prefix; unspecified, unknown: default, None or `E.UNKNOWN` |
 | `M x`, where M has a single field | also `x: T`, the value of this field |
@@ -276,11 +276,6 @@ class _Source:
             codec = _codec(item, field.message_type)
             write = f"if {value}: _write_all({self.name(codec.write)}, {value}, {target})"
             return [write], f"_read_all({self.name(codec.read)}, values) if values else ()"
-        if field.enum_type is not None:
-            numbers = EnumNumbers(item, field)
-            members = self.name(EnumMembers(numbers))
-            write = f"{target}.extend([{self.name(numbers)}[each] for each in {value}])"
-            return [write], f"tuple([{members}[each] for each in values])"
         check_scalar(item, field)
         return [f"if {value}: {target}.extend({value})"], "tuple(values) if values else ()"
 
@@ -288,12 +283,7 @@ class _Source:
         expect(typing.get_origin(hint) is typing.get_origin(Mapping[str, str]), hint, entry)
         key, item = typing.get_args(hint)
         check_scalar(key, entry.fields_by_name["key"])
-        field = entry.fields_by_name["value"]
-        if field.message_type is not None:
-            codec = _codec(item, field.message_type)
-            write = f"for key, each in {value}.items(): {self.name(codec.write)}(each, {target}[key])"
-            return [write], f"{{key: {self.name(codec.read)}(values[key]) for key in values}}"
-        check_scalar(item, field)
+        check_scalar(item, entry.fields_by_name["value"])
         return [f"if {value}: {target}.update({value})"], "dict(values) if values else {}"
 
 
@@ -321,7 +311,7 @@ def _is_message_of(kind: Any, field: FieldDescriptor) -> bool:
 
 
 def _too_many(limit: AtMost, values: Any) -> MappingError:
-    return MappingError("", f"at most {limit.count} {limit.what}, not {len(values)}")
+    return MappingError("", limit.problem(len(values)))
 
 
 def _read_all(read: Callable[[Any], Any], messages: Any) -> tuple[Any, ...]:

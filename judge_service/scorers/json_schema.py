@@ -11,7 +11,7 @@ from penstock.judge_service.scoring.interface import RawScore, Scorer
 from penstock.services.domain.errors import invalid
 from penstock.services.json_schema import SchemaTooComplex, fits
 from penstock.types.judging import JudgedAnswer
-from penstock.types.structured import MAX_SCHEMA_DEPTH, StructureKind, json_depth, schema_problems
+from penstock.types.structured import StructureKind, json_value, schema_problems
 
 
 class JsonSchemaScorer(Scorer):
@@ -49,10 +49,8 @@ class JsonSchemaScorer(Scorer):
 
 
 def _is_valid(answer: str, schema: Any) -> bool:
-    if json_depth(answer) > MAX_SCHEMA_DEPTH:
-        return False
     try:
-        return fits(json.loads(answer), schema)
+        return fits(json_value(answer), schema)
     except ValueError:
         return False
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from penstock.types.limits import MAX_TIERS, AtMost
-from penstock.types.problems import FieldProblem
+from penstock.types.problems import FieldProblem, length_problems
 from penstock.types.prompts import Prompt, prompt_problems
 from penstock.types.replies import FinishReason
 from penstock.types.structured import StructuredOutput
@@ -50,8 +50,7 @@ class JudgedAnswer:
         yield from prompt_problems(self.prompt, f"{path}.prompt")
         if self.structured_output is not None:
             yield from self.structured_output.problems(f"{path}.structured_output")
-        if len(self.answer) > MAX_ANSWER_CHARS:
-            yield FieldProblem(f"{path}.answer", f"longer than {MAX_ANSWER_CHARS} characters")
+        yield from length_problems(self.answer, MAX_ANSWER_CHARS, f"{path}.answer")
 
 
 @dataclass(frozen=True, slots=True)

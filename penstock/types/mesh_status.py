@@ -2,7 +2,8 @@
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from operator import add
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +158,7 @@ class SloCounts:
     declined: int = 0
 
     def __add__(self, other: "SloCounts") -> "SloCounts":
-        return SloCounts(
-            self.attained + other.attained,
-            self.broken + other.broken,
-            self.best_effort + other.best_effort,
-            self.declined + other.declined,
-        )
+        return SloCounts(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Problems of values, by field."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_ECHO_CHARS = 80
@@ -12,6 +13,12 @@ class FieldProblem:
 
     field: str
     problem: str
+
+
+def length_problems(text: str, most: int, path: str) -> Iterator[FieldProblem]:
+    """The problem of a text with more characters than it may have."""
+    if len(text) > most:
+        yield FieldProblem(path, f"must have at most {most} characters, not {len(text)}")
 
 
 def shortened(text: str, limit: int = MAX_ECHO_CHARS) -> str:

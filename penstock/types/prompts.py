@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from penstock.types.limits import AtMost
-from penstock.types.problems import FieldProblem, shortened
+from penstock.types.problems import FieldProblem, length_problems, shortened
 from penstock.types.tools import MAX_CALL_ID_CHARS, MAX_TOOL_CALLS, NO_TOOLS, ToolCall, ToolUse, call_problems
 from penstock.types.values import value_type
 
@@ -84,8 +84,11 @@ def prompt_problems(prompt: Prompt, path: str) -> Iterator[FieldProblem]:
     """The problems of a prompt. Counts are checked first, so that oversized lists are not iterated."""
     match prompt:
         case ChatPrompt(messages, tool_use, thinking, effort):
-            if (problem := message_count_problem(len(messages), f"{path}.chat.messages")) is not None:
-                yield problem
+            if not messages:
+                yield FieldProblem(f"{path}.chat.messages", "at least one message is needed")
+            if len(messages) > MAX_MESSAGES:
+                problem = f"at most {MAX_MESSAGES} messages, not {len(messages)}"
+                yield FieldProblem(f"{path}.chat.messages", problem)
                 return
             for i, message in enumerate(messages):
                 yield from _message_problems(message, f"{path}.chat.messages[{i}]")
@@ -98,19 +101,17 @@ def prompt_problems(prompt: Prompt, path: str) -> Iterator[FieldProblem]:
         case TextPrompt(text):
             if not text:
                 yield FieldProblem(f"{path}.text", "must not be empty")
-            elif len(text) > MAX_PROMPT_CHARS:
-                yield FieldProblem(f"{path}.text", f"longer than {MAX_PROMPT_CHARS} characters")
+            yield from length_problems(text, MAX_PROMPT_CHARS, f"{path}.text")
         case TokenPrompt(token_ids):
             if not token_ids:
                 yield FieldProblem(f"{path}.token_ids.ids", "must not be empty")
-            else:
-                yield from token_id_problems(token_ids, f"{path}.token_ids.ids")
+            yield from token_id_problems(token_ids, f"{path}.token_ids.ids")
 
 
 def _reasoning_problems(thinking: bool | None, effort: str, path: str) -> Iterator[FieldProblem]:
-    if effort and not (len(effort) <= MAX_EFFORT_CHARS and effort.isidentifier()):
+    if not (len(effort) <= MAX_EFFORT_CHARS and effort.isidentifier()):
         yield FieldProblem(f"{path}.reasoning_effort", f"must be a word of at most {MAX_EFFORT_CHARS} characters")
-    elif effort and thinking is not None and thinking is (effort == NO_EFFORT):
+    elif thinking is not None and thinking is (effort == NO_EFFORT):
         yield FieldProblem(f"{path}.reasoning_effort", "contradicts `thinking`")
 
 
@@ -121,16 +122,10 @@ def _message_problems(message: ChatMessage, path: str) -> Iterator[FieldProblem]
         if message.role != "assistant":
             yield FieldProblem(f"{path}.tool_calls", "only the assistant calls tools")
         yield from call_problems(message.tool_calls, f"{path}.tool_calls")
-    if message.tool_call_id and message.role != "tool":
-        yield FieldProblem(f"{path}.tool_call_id", "only a message of role tool answers a call")
-    if len(message.tool_call_id) > MAX_CALL_ID_CHARS:
-        yield FieldProblem(f"{path}.tool_call_id", f"must have at most {MAX_CALL_ID_CHARS} characters")
-
-
-def message_count_problem(count: int, path: str) -> FieldProblem | None:
-    if count < 1:
-        return FieldProblem(path, "at least one message is needed")
-    return FieldProblem(path, f"at most {MAX_MESSAGES} messages, not {count}") if count > MAX_MESSAGES else None
+    if message.tool_call_id:
+        if message.role != "tool":
+            yield FieldProblem(f"{path}.tool_call_id", "only a message of role tool answers a call")
+        yield from length_problems(message.tool_call_id, MAX_CALL_ID_CHARS, f"{path}.tool_call_id")
 
 
 def token_id_problems(token_ids: Sequence[int], path: str) -> Iterator[FieldProblem]:

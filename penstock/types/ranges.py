@@ -1,14 +1,14 @@
-"""Ranges that are part of a field's type, and the one place that checks them."""
+"""Ranges that are part of a field's type, and the one place that checks them and `AtMost`."""
 
-import dataclasses
 import enum
 import math
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from penstock.types.limits import AtMost
 from penstock.types.problems import FieldProblem
 
 
@@ -45,77 +45,84 @@ POSITIVE = Within(0, above=True)
 NOT_NEGATIVE = Within(0)
 COUNT = Within(1)
 SCORE = Within(0, 100)
+_PLAIN = (str, bytes, bool, int, float, enum.Enum)
 
 
 def range_problems(value: Any, path: str = "") -> Iterator[FieldProblem]:
-    """A problem for each number of a value that is out of the range of its field.
+    """The problems of a value and of the values in it.
 
     path: of the value itself, as `cluster`; parts are `cluster.types[0].nodes`.
     """
-    for name, within in _ranges(value.__class__):
-        part, at = getattr(value, name), f"{path}.{name}" if path else name
-        if part is None:
-            continue
+    yield from own_range_problems(value, path)
+    for name in _limits(value.__class__).parts:
+        part, at = getattr(value, name), _under(path, name)
         if isinstance(part, (tuple, list)):
-            yield from _each_problems(part, within, at)
-        elif within is not None:
-            if not within.holds(part):
-                yield FieldProblem(at, f"must be {within}, not {_shown(part)}")
-        else:
+            for i, each in enumerate(part):
+                yield from range_problems(each, f"{at}[{i}]")
+        elif part is not None:
             yield from range_problems(part, at)
 
 
-def own_range_problems(value: Any, path: str) -> Iterator[FieldProblem]:
-    """The problems of the numbers of a value itself, without those of its parts."""
-    for name, within in _ranges(value.__class__):
+def own_range_problems(value: Any, path: str = "") -> Iterator[FieldProblem]:
+    """A problem for each field of a value that is out of its range, or has too many entries."""
+    for name, within, limit in _limits(value.__class__).own:
         part = getattr(value, name)
-        if within is not None and part is not None and not isinstance(part, (tuple, list)) and not within.holds(part):
-            yield FieldProblem(f"{path}.{name}", f"must be {within}, not {_shown(part)}")
+        if part is None:
+            continue
+        if limit is not None and len(part) > limit.count:
+            yield FieldProblem(_under(path, name), limit.problem(len(part)))
+        elif within is not None:
+            yield from _number_problems(part, within, _under(path, name))
 
 
-def _each_problems(parts: Sequence[Any], within: Within | None, at: str) -> Iterator[FieldProblem]:
-    if not parts:
-        return
-    if within is None:
-        if dataclasses.is_dataclass(parts[0]):
-            for i, part in enumerate(parts):
-                yield from range_problems(part, f"{at}[{i}]")
-    elif not (within.holds(min(parts)) and within.holds(max(parts)) and all(map(math.isfinite, parts))):
-        for i, part in enumerate(parts):
-            if not within.holds(part):
-                yield FieldProblem(f"{at}[{i}]", f"must be {within}, not {_shown(part)}")
+def _number_problems(value: Any, within: Within, at: str) -> Iterator[FieldProblem]:
+    """A problem of a number, or of the first unsound one of several."""
+    if not isinstance(value, (tuple, list)):
+        if not within.holds(value):
+            yield FieldProblem(at, f"must be {within}, not {_shown(value)}")
+    elif value and not (within.holds(min(value)) and within.holds(max(value)) and all(map(math.isfinite, value))):
+        place, unsound = next((i, each) for i, each in enumerate(value) if not within.holds(each))
+        yield FieldProblem(f"{at}[{place}]", f"must be {within}, not {_shown(unsound)}")
+
+
+def _under(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def range_of(kind: type, field: str) -> Within:
     """The range of a field of a type."""
-    within = dict(_ranges(kind))[field]
-    assert within is not None
-    return within
+    return next(within for name, within, _ in _limits(kind).own if name == field and within is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """What is checked of a type. own: its fields with a range, a limit or both. parts: fields that are values themselves."""
+
+    own: tuple[tuple[str, Within | None, AtMost | None], ...]
+    parts: tuple[str, ...]
 
 
 @cache
-def _ranges(kind: Any) -> tuple[tuple[str, Within | None], ...]:
-    """The fields of a type that have a range, and those that are values with ranges of their own: None."""
-    result: list[tuple[str, Within | None]] = []
+def _limits(kind: Any) -> _Limits:
+    own, parts = list[tuple[str, Within | None, AtMost | None]](), list[str]()
     for name, hint in typing.get_type_hints(kind, include_extras=True).items():
-        ranges = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Within)]
-        plain = ranges or any(
-            isinstance(part, type) and issubclass(part, (str, bytes, bool, int, float, enum.Enum))
-            for part in _leaves(hint)
-        )
-        if ranges or not plain:
-            result.append((name, ranges[0] if ranges else None))
-    return tuple(result)
+        about = getattr(hint, "__metadata__", ())
+        within = next((each for each in about if isinstance(each, Within)), None)
+        limit = next((each for each in about if isinstance(each, AtMost)), None)
+        if within is not None or limit is not None:
+            own.append((name, within, limit))
+        if within is None and not any(isinstance(part, type) and issubclass(part, _PLAIN) for part in _leaves(hint)):
+            parts.append(name)
+    return _Limits(tuple(own), tuple(parts))
 
 
 def _leaves(hint: Any) -> Iterator[Any]:
     """The types that a field's type is made of: `int` of `tuple[int, ...] | None`."""
-    arguments = [part for part in typing.get_args(hint) if part not in (type(None), Ellipsis)]
+    arguments = typing.get_args(hint)
     if not arguments:
         yield hint
     for part in arguments:
-        if not isinstance(part, Within):
-            yield from _leaves(part)
+        yield from _leaves(part)
 
 
 def _shown(value: float) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from penstock.types.limits import AtMost
-from penstock.types.problems import FieldProblem
+from penstock.types.problems import FieldProblem, length_problems
 from penstock.types.prompts import MAX_PROMPT_CHARS, ChatPrompt, Prompt, TokenIds, prompt_problems, token_id_problems
 from penstock.types.sampling import SamplingDefaults, SamplingParams
 from penstock.types.slo import Slo
@@ -53,8 +53,7 @@ class Draft:
         """The problems of a draft in one of its two forms."""
         if not self.text and not self.token_ids:
             yield FieldProblem(path, "must have text or token_ids")
-        if len(self.text) > MAX_DRAFT_CHARS:
-            yield FieldProblem(f"{path}.text", f"longer than {MAX_DRAFT_CHARS} characters")
+        yield from length_problems(self.text, MAX_DRAFT_CHARS, f"{path}.text")
         if len(self.token_ids) > MAX_DRAFT_TOKENS:
             yield FieldProblem(f"{path}.token_ids.ids", f"at most {MAX_DRAFT_TOKENS} tokens, not {len(self.token_ids)}")
         else:
@@ -63,8 +62,7 @@ class Draft:
             yield FieldProblem(f"{path}.tokenizer_digest", "must be set with token_ids")
         if self.tokenizer_digest and not self.token_ids:
             yield FieldProblem(f"{path}.tokenizer_digest", "must not be set without token_ids")
-        if len(self.tokenizer_digest) > MAX_DIGEST_CHARS:
-            yield FieldProblem(f"{path}.tokenizer_digest", f"must have at most {MAX_DIGEST_CHARS} characters")
+        yield from length_problems(self.tokenizer_digest, MAX_DIGEST_CHARS, f"{path}.tokenizer_digest")
 
 
 @value_type(frozen=True, slots=True)
@@ -112,7 +110,7 @@ class GenerationRequest:
             yield from self.draft.problems("draft")
         if self.output_interval_s is not None and not 0 <= self.output_interval_s < math.inf:
             yield FieldProblem("output_interval", "must not be negative")
-        yield from cache_salt_problems(self.cache_salt, "cache_salt", MAX_MESH_SALT_CHARS)
+        yield from length_problems(self.cache_salt, MAX_MESH_SALT_CHARS, "cache_salt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +147,8 @@ class AnswerRequest:
         yield from self.sampling.problems("sampling")
         if self.slo is not None:
             yield from self.slo.problems("slo")
-        yield from prediction_problems(self.prediction, "prediction")
-        yield from cache_salt_problems(self.cache_salt, "cache_salt")
+        yield from length_problems(self.prediction, MAX_DRAFT_CHARS, "prediction")
+        yield from length_problems(self.cache_salt, MAX_CACHE_SALT_CHARS, "cache_salt")
         if abs(self.priority) > MAX_PRIORITY:
             yield FieldProblem("priority", f"must be from -{MAX_PRIORITY} to {MAX_PRIORITY}")
         if self.request_id is not None:
@@ -158,8 +156,7 @@ class AnswerRequest:
         if self.resume is not None:
             yield from model_problems(self.resume.tier, "resume.tier")
             yield from token_id_problems(self.resume.token_ids, "resume.token_ids")
-            if len(self.resume.text) > MAX_PROMPT_CHARS:
-                yield FieldProblem("resume.text", f"longer than {MAX_PROMPT_CHARS} characters")
+            yield from length_problems(self.resume.text, MAX_PROMPT_CHARS, "resume.text")
 
 
 def request_id_problems(request_id: str, path: str) -> Iterator[FieldProblem]:
@@ -173,16 +170,4 @@ def model_problems(model: str, path: str) -> Iterator[FieldProblem]:
     """The problems of a model name, before it is looked up."""
     if not model:
         yield FieldProblem(path, "must name a model: `cascade` or a tier")
-    elif len(model) > MAX_MODEL_CHARS:
-        yield FieldProblem(path, f"must have at most {MAX_MODEL_CHARS} characters, not {len(model)}")
-
-
-def prediction_problems(prediction: str, path: str) -> Iterator[FieldProblem]:
-    """The problems of a client's prediction of its answer; empty for none."""
-    if len(prediction) > MAX_DRAFT_CHARS:
-        yield FieldProblem(path, f"at most {MAX_DRAFT_CHARS} characters, not {len(prediction)}")
-
-
-def cache_salt_problems(salt: str, path: str, most: int = MAX_CACHE_SALT_CHARS) -> Iterator[FieldProblem]:
-    if len(salt) > most:
-        yield FieldProblem(path, f"must have at most {most} characters, not {len(salt)}")
+    yield from length_problems(model, MAX_MODEL_CHARS, path)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from penstock.types.limits import AtMost
 from penstock.types.problems import FieldProblem
 from penstock.types.prompts import MAX_TOKEN_ID
+from penstock.types.ranges import COUNT, Within, own_range_problems
 from penstock.types.structured import StructuredOutput
 from penstock.types.values import replaced, value_type
 
@@ -18,10 +19,11 @@ MAX_STOP_CHARS = 256
 MAX_TOP_K = 2**31 - 1
 MAX_TOP_LOGPROBS = 20
 MAX_PENALTY = 2.0  # of frequency and presence, either way, and of repetition; as at OpenAI and SGLang
-MAX_BIAS = 100.0  # either way, as at OpenAI
+_BIAS = Within(-100, 100)  # as at OpenAI
 MAX_BIASED_TOKENS = 1_024
 MAX_STOP_TOKENS = 64
 MAX_SEED = 2**63 - 1
+TOKEN_ID = Within(0, MAX_TOKEN_ID)
 SAMPLING_DEFAULTS: tuple[Literal["temperature", "top_p", "top_k"], ...] = ("temperature", "top_p", "top_k")
 """The sampling parameters that a model may have defaults for."""
 
@@ -58,23 +60,23 @@ class SamplingParams:
     Where temperature, top_p or top_k is None, the model's default holds (`with_defaults`), or else 1, 1 and 0.
     """
 
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
+    temperature: Annotated[float | None, Within(0, 2)] = None
+    top_p: Annotated[float | None, Within(0, 1, above=True)] = None
+    seed: Annotated[int | None, Within(0, MAX_SEED)] = None
+    max_tokens: Annotated[int | None, COUNT] = None
     stop: Annotated[tuple[str, ...], AtMost(MAX_STOP_STRINGS, "strings")] = ()
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int | None, Within(0, MAX_TOP_LOGPROBS)] = None
     ignore_eos: bool = False
     structured_output: StructuredOutput | None = None
-    top_k: int | None = None
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    top_k: Annotated[int | None, Within(0, MAX_TOP_K)] = None
+    frequency_penalty: Annotated[float, Within(-MAX_PENALTY, MAX_PENALTY)] = 0.0
+    presence_penalty: Annotated[float, Within(-MAX_PENALTY, MAX_PENALTY)] = 0.0
+    repetition_penalty: Annotated[float, Within(0, MAX_PENALTY, above=True)] = 1.0
     logit_bias: Annotated[Mapping[int, float], AtMost(MAX_BIASED_TOKENS, "tokens")] = field(
         default_factory=dict, hash=False
     )
-    min_p: float = 0.0
-    stop_token_ids: Annotated[tuple[int, ...], AtMost(MAX_STOP_TOKENS, "tokens")] = ()
+    min_p: Annotated[float, Within(0, 1)] = 0.0
+    stop_token_ids: Annotated[tuple[int, ...], AtMost(MAX_STOP_TOKENS, "tokens"), TOKEN_ID] = ()
 
     def __post_init__(self) -> None:
         if self.temperature is not None and 0 <= self.temperature < MIN_TEMPERATURE:  # includes -0.0
@@ -101,65 +103,17 @@ class SamplingParams:
         return replaced(self, **values) if values else self
 
     def problems(self, path: str) -> Iterator[FieldProblem]:
-        if self.temperature is not None and not 0 <= self.temperature <= 2:  # refuses NaN, too
-            yield FieldProblem(f"{path}.temperature", f"must be from 0 to 2, not {self.temperature}")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            yield FieldProblem(f"{path}.top_p", f"must be greater than 0 and at most 1, not {self.top_p}")
-        if self.top_k is not None and not 0 <= self.top_k <= MAX_TOP_K:
-            yield FieldProblem(f"{path}.top_k", f"must be from 0 to {MAX_TOP_K}, not {self.top_k}")
-        if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
-            yield FieldProblem(f"{path}.seed", f"must be from 0 to {MAX_SEED}, not {self.seed}")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            yield FieldProblem(f"{path}.max_tokens", "must be at least 1")
-        if len(self.stop) > MAX_STOP_STRINGS:
-            yield FieldProblem(f"{path}.stop", f"at most {MAX_STOP_STRINGS} strings, not {len(self.stop)}")
+        yield from own_range_problems(self, path)
         for i, stop in enumerate(self.stop[:MAX_STOP_STRINGS]):
             if not 1 <= len(stop) <= MAX_STOP_CHARS:
                 yield FieldProblem(f"{path}.stop[{i}]", f"must have 1 to {MAX_STOP_CHARS} characters")
-        if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
-            yield FieldProblem(f"{path}.top_logprobs", f"must be from 0 to {MAX_TOP_LOGPROBS}")
-        if self._logit_changes() != _NO_LOGIT_CHANGES:
-            yield from self._logit_problems(path)
+        if 0 < len(self.logit_bias) <= MAX_BIASED_TOKENS:
+            if not all(map(TOKEN_ID.holds, self.logit_bias)):
+                yield FieldProblem(f"{path}.logit_bias", f"a token id must be {TOKEN_ID}")
+            if not all(map(_BIAS.holds, self.logit_bias.values())):
+                yield FieldProblem(f"{path}.logit_bias", f"must be {_BIAS}")
         if self.structured_output is not None:
             yield from self.structured_output.problems(f"{path}.structured_output")
             if self.ignore_eos:
-                yield FieldProblem(
-                    f"{path}.ignore_eos", "cannot be combined with structured_output, which says when to end"
-                )
-
-    def _logit_changes(self) -> tuple[object, ...]:
-        """The fields that `_logit_problems` checks."""
-        return (
-            self.frequency_penalty,
-            self.presence_penalty,
-            self.repetition_penalty,
-            self.logit_bias,
-            self.min_p,
-            self.stop_token_ids,
-        )
-
-    def _logit_problems(self, path: str) -> Iterator[FieldProblem]:
-        """The problems of what changes logits or ends a reply at a token."""
-        for name in ("frequency_penalty", "presence_penalty"):
-            if not -MAX_PENALTY <= (value := getattr(self, name)) <= MAX_PENALTY:  # refuses NaN, too
-                yield FieldProblem(f"{path}.{name}", f"must be from {-MAX_PENALTY:g} to {MAX_PENALTY:g}, not {value}")
-        if not 0 < self.repetition_penalty <= MAX_PENALTY:
-            problem = f"must be greater than 0 and at most {MAX_PENALTY:g}, not {self.repetition_penalty}"
-            yield FieldProblem(f"{path}.repetition_penalty", problem)
-        if not 0 <= self.min_p <= 1:
-            yield FieldProblem(f"{path}.min_p", f"must be from 0 to 1, not {self.min_p}")
-        if len(self.logit_bias) > MAX_BIASED_TOKENS:
-            yield FieldProblem(f"{path}.logit_bias", f"at most {MAX_BIASED_TOKENS} tokens, not {len(self.logit_bias)}")
-        elif self.logit_bias:
-            if not all(0 <= token <= MAX_TOKEN_ID for token in self.logit_bias):
-                yield FieldProblem(f"{path}.logit_bias", f"a token id must be from 0 to {MAX_TOKEN_ID}")
-            if not all(-MAX_BIAS <= bias <= MAX_BIAS for bias in self.logit_bias.values()):
-                yield FieldProblem(f"{path}.logit_bias", f"must be from {-MAX_BIAS:g} to {MAX_BIAS:g}")
-        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
-            problem = f"at most {MAX_STOP_TOKENS} tokens, not {len(self.stop_token_ids)}"
-            yield FieldProblem(f"{path}.stop_token_ids", problem)
-        elif not all(0 <= token <= MAX_TOKEN_ID for token in self.stop_token_ids):
-            yield FieldProblem(f"{path}.stop_token_ids", f"a token id must be from 0 to {MAX_TOKEN_ID}")
-
-
-_NO_LOGIT_CHANGES = SamplingParams()._logit_changes()
+                problem = "cannot be combined with structured_output, which says when to end"
+                yield FieldProblem(f"{path}.ignore_eos", problem)

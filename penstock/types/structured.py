@@ -132,6 +132,17 @@ def schema_problems(text: str, path: str) -> Iterator[FieldProblem]:
         yield FieldProblem(path, problem)
 
 
+def json_value(text: str) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: It is no JSON, or nested deeper than MAX_SCHEMA_DEPTH.
+    """
+    if json_depth(text) > MAX_SCHEMA_DEPTH:
+        raise ValueError("nested too deep")
+    return json.loads(text)
+
+
 def json_depth(text: str) -> int:
     """Greatest number of objects and lists around a place in a JSON text; linear in its length."""
     depth = deepest = 0

@@ -1,21 +1,19 @@
 """Tools that a model may call, and its calls."""
 
 import enum
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from penstock.types.limits import AtMost
-from penstock.types.problems import FieldProblem, shortened
-from penstock.types.structured import json_depth, json_text, schema_problems
+from penstock.types.problems import FieldProblem, length_problems, shortened
+from penstock.types.structured import json_text, json_value, schema_problems
 
 MAX_TOOLS = 128  # as at OpenAI
 MAX_TOOLS_CHARS = 524_288
 """Of all tools together: names, descriptions and schemas."""
 MAX_TOOL_CALLS = 128  # of one message
-MAX_ARGUMENTS_DEPTH = 64
 MAX_CALL_ID_CHARS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -50,6 +48,10 @@ class Tool:
         schema: str | Mapping[str, Any] = self.parameters
         if isinstance(schema, Mapping):
             object.__setattr__(self, "parameters", json_text(schema))
+
+    @property
+    def characters(self) -> int:
+        return len(self.name) + len(self.description) + len(self.parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class ToolUse:
 
     @property
     def characters(self) -> int:
-        return sum(len(t.name) + len(t.description) + len(t.parameters) for t in self.offered)
+        return sum(tool.characters for tool in self.offered)
 
     def problems(self, path: str) -> Iterator[FieldProblem]:
         """What is wrong with the tools of a prompt. Counts come first: what is too many is not walked."""
@@ -109,7 +111,7 @@ class ToolUse:
         if len(tools) > MAX_TOOLS:
             yield FieldProblem(f"{path}.tools", f"at most {MAX_TOOLS} tools, not {len(tools)}")
             return
-        if sum(len(t.name) + len(t.description) + len(t.parameters) for t in tools) > MAX_TOOLS_CHARS:
+        if sum(tool.characters for tool in tools) > MAX_TOOLS_CHARS:
             yield FieldProblem(f"{path}.tools", f"longer than {MAX_TOOLS_CHARS} characters")
             return
         seen = set[str]()
@@ -140,8 +142,7 @@ def call_problems(calls: Sequence[ToolCall], path: str) -> Iterator[FieldProblem
     for i, call in enumerate(calls):
         if not _NAME.fullmatch(call.name):
             yield FieldProblem(f"{path}[{i}].name", "must have 1 to 64 of A-Z, a-z, 0-9, '_', '-' and '.'")
-        if len(call.id) > MAX_CALL_ID_CHARS:
-            yield FieldProblem(f"{path}[{i}].id", f"must have at most {MAX_CALL_ID_CHARS} characters")
+        yield from length_problems(call.id, MAX_CALL_ID_CHARS, f"{path}[{i}].id")
         if arguments_object(call.arguments) is None:
             yield FieldProblem(f"{path}[{i}].arguments", "must be a JSON object as text")
 
@@ -150,10 +151,8 @@ def arguments_object(text: str) -> dict[str, Any] | None:
     """The object that a call's arguments are; None where they are none. No arguments at all are an empty object."""
     if not text.strip():
         return {}
-    if json_depth(text) > MAX_ARGUMENTS_DEPTH:
-        return None
     try:
-        value = json.loads(text)
+        value = json_value(text)
     except ValueError:
         return None
     return value if isinstance(value, dict) else None

@@ -17,7 +17,7 @@ from penstock.router_service.openai_gateway.structured import StructuredFields
 from penstock.router_service.openai_gateway.tools import MessageToolCalls, ToolFields
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.mesh_schema import MeshSloClass
-from penstock.types.problems import FieldProblem, shortened
+from penstock.types.problems import FieldProblem, length_problems, shortened
 from penstock.types.prompts import (
     MAX_MESSAGES,
     MAX_PROMPT_TOKENS,
@@ -29,7 +29,7 @@ from penstock.types.prompts import (
     TokenPrompt,
     prompt_problems,
 )
-from penstock.types.requests import MAX_CACHE_SALT_CHARS, MAX_MODEL_CHARS, prediction_problems
+from penstock.types.requests import MAX_CACHE_SALT_CHARS, MAX_DRAFT_CHARS, MAX_MODEL_CHARS
 from penstock.types.sampling import (
     MAX_BIASED_TOKENS,
     MAX_SEED,
@@ -259,7 +259,7 @@ class ChatRequest(_Common, ToolFields, Labels):
         return text_of(self.prediction.content) if self.prediction is not None else ""
 
     def problems(self) -> Iterator[FieldProblem]:
-        yield from prediction_problems(self.predicted(), "prediction.content")
+        yield from length_problems(self.predicted(), MAX_DRAFT_CHARS, "prediction.content")
         if self.top_logprobs is not None and not self.logprobs:
             yield FieldProblem("top_logprobs", "needs logprobs to be true")
         for i, message in enumerate(self.messages):

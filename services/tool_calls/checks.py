@@ -9,7 +9,7 @@ from penstock.services.json_schema import SchemaTooComplex, Steps, fits
 from penstock.services.tool_calls.formats import FORMATS
 from penstock.services.tool_calls.parser import parse_reply
 from penstock.types.prompts import ChatPrompt, Prompt
-from penstock.types.structured import MAX_SCHEMA_DEPTH, StructuredOutput, StructureKind, json_depth
+from penstock.types.structured import StructuredOutput, StructureKind, json_value
 from penstock.types.tools import ToolMode, arguments_object
 
 INVALID_CALL = "invalid_tool_call"
@@ -46,10 +46,8 @@ def _of_form(text: str, structured_output: StructuredOutput) -> bool:
         case StructureKind.CHOICE:
             return text in structured_output.choice
         case StructureKind.JSON_OBJECT | StructureKind.JSON_SCHEMA:
-            if json_depth(text) > MAX_SCHEMA_DEPTH:
-                return False
             try:
-                value = json.loads(text)
+                value = json_value(text)
             except ValueError:
                 return False
             if structured_output.kind is StructureKind.JSON_OBJECT:
