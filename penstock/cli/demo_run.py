@@ -12,9 +12,9 @@ from penstock.cli.held_out import Question
 from penstock.client import errors
 from penstock.client.aio import AsyncClient
 from penstock.client.aio_planner import AsyncPlannerClient
-from penstock.client.plans import TierPlan
 from penstock.client.types import Options
 from penstock.types.events import Escalated, Finished, InstanceChanged, TierStarted
+from penstock.types.plans import TierPlan
 
 TIMEOUT_S = 600.0  # of one request: real models on CPUs take minutes for several at once
 WARM_PROMPTS = 8

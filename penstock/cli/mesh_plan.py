@@ -7,11 +7,11 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.cli.output import console, print_json, print_line, seconds
-from penstock.client.plans import Plan, Prediction, TierPlan
 from penstock.services.acceptance.pipeline import rule_lines
 from penstock.services.domain.hardware import ReplicaShape, replica_words
 from penstock.services.domain.plans import same_model, same_models
 from penstock.services.domain.rolling import Kinds, ReplicaKind, Roll, roll_steps, step_text
+from penstock.types.plans import Plan, Prediction, TierPlan
 
 
 @dataclass(frozen=True, slots=True)

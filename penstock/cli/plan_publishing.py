@@ -10,9 +10,9 @@ import typer
 from penstock.cli import mesh_plan, targets
 from penstock.cli.mesh_plan import PlannedTier
 from penstock.cli.output import console, errors, fail, needs_extra, planner_error_handling
-from penstock.client.plans import Plan, TierPlan
 from penstock.client.sync_planner import PlannerClient
 from penstock.types.deployments import ReplicaGroup
+from penstock.types.plans import Plan, TierPlan
 from penstock.types.rules import rules_of
 
 if TYPE_CHECKING:

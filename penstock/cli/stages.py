@@ -10,8 +10,7 @@ import typer
 from penstock.cli import options, targets
 from penstock.cli.output import console, fail, needs_extra, planner_error_handling, print_json, table_of
 from penstock.cli.plan_plots import panels_of, write_pictures
-from penstock.client.plans import Plan, Stage, TierPlan
-from penstock.types.plans import MAX_INSTANCES, QoeModel
+from penstock.types.plans import MAX_INSTANCES, Plan, QoeModel, Stage, TierPlan
 
 if TYPE_CHECKING:
     from penstock.planner_service.stages.partition import StagePlan

@@ -1,13 +1,12 @@
 """The asyncio client of the planner."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
-from types import TracebackType
 from typing import Self
 
-from penstock.client import connection, errors, plans
+from penstock.client import connection, errors
 from penstock.mapper import from_message, to_message
 from penstock.proto.planner.v1 import planner_pb2, planner_pb2_grpc
-from penstock.types import planned, simulated
+from penstock.types import planned, plans, simulated
 from penstock.types.deployments import Deployment
 from penstock.types.planning import MeasuredReplica, PlanningQuestion, Trace
 
@@ -31,9 +30,7 @@ class AsyncPlannerClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._channel.close()
 
     async def get_plan(self, revision: int | None = None) -> plans.Plan:

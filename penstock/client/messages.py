@@ -3,10 +3,11 @@
 from penstock.client import chat, types
 from penstock.mapper import from_message, read_time, to_message
 from penstock.proto.router.v1 import router_pb2 as pb
+from penstock.types.events import RequestEvent
 from penstock.types.replies import PositionLogprobs
 from penstock.types.requests import AnswerRequest
 
-_RouterEvent = types.RouterEvent | None
+_RequestEvent = RequestEvent | None
 
 
 def request_to_proto(prompt: types.Prompt, options: types.Options) -> pb.GenerateRequest:
@@ -32,7 +33,7 @@ def request_to_proto(prompt: types.Prompt, options: types.Options) -> pb.Generat
 def event_from_proto(response: pb.GenerateResponse) -> types.Event | None:
     """The event; None for a heartbeat, and for an event that is unknown to this version."""
     if not response.HasField("tokens"):
-        event: types.RouterEvent | None = from_message(response, _RouterEvent)
+        event: RequestEvent | None = from_message(response, _RequestEvent)
         return event
     frame = response.tokens.frame  # by hand: for every token
     logprobs = tuple([from_message(position, PositionLogprobs) for position in frame.logprobs])

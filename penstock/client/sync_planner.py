@@ -4,13 +4,12 @@ Generated from the asyncio client by `scripts/generate_sync.py`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Self
 
-from penstock.client import connection, errors, plans
+from penstock.client import connection, errors
 from penstock.mapper import from_message, to_message
 from penstock.proto.planner.v1 import planner_pb2, planner_pb2_grpc
-from penstock.types import planned, simulated
+from penstock.types import planned, plans, simulated
 from penstock.types.deployments import Deployment
 from penstock.types.planning import MeasuredReplica, PlanningQuestion, Trace
 
@@ -34,9 +33,7 @@ class PlannerClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._channel.close()
 
     def get_plan(self, revision: int | None = None) -> plans.Plan:

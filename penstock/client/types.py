@@ -4,17 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from penstock.types.events import (
-    Accepted,
-    Escalated,
-    Finished,
-    InstanceChanged,
-    Judged,
-    TierAdmitted,
-    TierDeclined,
-    TierStarted,
-    TierSummary,
-)
+from penstock.types.events import RequestEvent, TierSummary
 from penstock.types.mesh_status import ServedModel
 from penstock.types.replies import FinishReason, PositionLogprobs, Usage
 from penstock.types.sampling import SamplingParams
@@ -82,8 +72,7 @@ class Tokens:
     logprobs: tuple[PositionLogprobs, ...] = ()
 
 
-RouterEvent = Accepted | TierStarted | TierAdmitted | TierDeclined | Judged | Escalated | InstanceChanged | Finished
-Event = RouterEvent | Tokens
+Event = RequestEvent | Tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,3 +158,7 @@ class Heartbeat:
     """There is no event yet; sent after `interval_s` without one."""
 
     interval_s: float
+
+
+RequestEvent = Accepted | TierStarted | TierAdmitted | TierDeclined | Judged | Escalated | InstanceChanged | Finished
+"""Of a request, except its tokens, which routers and clients have in forms of their own."""

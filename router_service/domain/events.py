@@ -5,16 +5,7 @@ from typing import Protocol
 
 from penstock.services.domain.plans import CASCADE_MODEL
 from penstock.services.domain.slo.promises import Promise
-from penstock.types.events import (
-    Accepted,
-    Escalated,
-    Finished,
-    InstanceChanged,
-    Judged,
-    TierAdmitted,
-    TierDeclined,
-    TierStarted,
-)
+from penstock.types.events import Finished, RequestEvent
 from penstock.types.prompts import Prompt
 from penstock.types.replies import TokenFrame
 from penstock.types.requests import Resume
@@ -63,9 +54,7 @@ def is_cascade_workload(request: RouterRequest, event: Finished) -> bool:
     return request.model == CASCADE_MODEL and request.resume is None and bool(event.tiers)
 
 
-RouterEvent = (
-    Accepted | TierStarted | TierAdmitted | TierDeclined | Answer | Judged | Escalated | InstanceChanged | Finished
-)
+RouterEvent = RequestEvent | Answer
 
 
 class RequestOutput(Protocol):
