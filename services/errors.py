@@ -5,13 +5,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
-from google.protobuf import any_pb2
-from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc import aio
 from grpc_status import rpc_status
 
+from penstock.mapper import duration
 from penstock.services.domain.errors import (
     AlreadyRunning,
     DeadlineExceeded,
@@ -34,6 +32,7 @@ from penstock.services.domain.errors import (
     Unavailable,
     UnsupportedByModel,
 )
+from penstock.status_details import details_of
 from penstock.types.problems import FieldProblem
 
 DOMAIN = "penstock"
@@ -66,10 +65,7 @@ _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.Statu
 
 
 def _row(error: PenstockError) -> tuple[grpc.StatusCode, int]:
-    for kind in type(error).__mro__:
-        if kind in TABLE:
-            return TABLE[kind]
-    return grpc.StatusCode.INTERNAL, 500
+    return next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), (grpc.StatusCode.INTERNAL, 500))
 
 
 def grpc_code(error: PenstockError) -> grpc.StatusCode:
@@ -84,13 +80,12 @@ def to_proto(error: PenstockError) -> status_pb2.Status:
     """The status of an error with ErrorInfo, and BadRequest or RetryInfo if they apply; at most MAX_STATUS_BYTES."""
     code: int = grpc_code(error).value[0]
     status = status_pb2.Status(code=code_pb2.Code.ValueType(code), message=message_of(error))
-    status.details.append(_packed(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)))
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))
     if isinstance(error, Overloaded):
-        delay = Duration()
-        delay.FromMilliseconds(max(1, round(error.retry_after_s * 1000)))
-        status.details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+        delay = duration(max(1, round(error.retry_after_s * 1000)) / 1000)
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
     if isinstance(error, InvalidRequest):
-        status.details.append(_packed(_violations(error, MAX_STATUS_BYTES - status.ByteSize())))
+        status.details.add().Pack(_violations(error, MAX_STATUS_BYTES - status.ByteSize()))
     return status
 
 
@@ -146,22 +141,25 @@ def is_ours(failed: aio.AioRpcError) -> bool:
         status = rpc_status.from_call(error)
     except ValueError:
         return False
-    return status is not None and _details(status)[0] != ""
+    return status is not None and details_of(status).reason != ""
 
 
 def from_proto(status: status_pb2.Status) -> PenstockError:
     """Like `from_rpc`, from the status."""
     code, message = _CODES.get(status.code, grpc.StatusCode.UNKNOWN), status.message
-    reason, problems, retry_after_s = _details(status)
+    details = details_of(status)
     match code:
         case grpc.StatusCode.INVALID_ARGUMENT:
-            return _INVALID.get(reason, InvalidRequest)(*(problems or [FieldProblem("request", message)]))
-        case _ if reason in _BY_REASON:
-            return _BY_REASON[reason](message)
-        case grpc.StatusCode.RESOURCE_EXHAUSTED if reason != Overloaded.reason:  # from the gRPC library
+            kind = _INVALID.get(details.reason, InvalidRequest)
+            return kind(*(details.problems or [FieldProblem("request", message)]))
+        case _ if details.reason in _BY_REASON:
+            return _BY_REASON[details.reason](message)
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if details.reason != Overloaded.reason:  # from the gRPC library
             return MessageTooLarge(FieldProblem("request", message))
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return Overloaded(message.partition(";")[0], retry_after_s)
+            return Overloaded(
+                message.partition(";")[0], 1.0 if details.retry_after_s is None else details.retry_after_s
+            )
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded("the deadline has passed")
         case grpc.StatusCode.ALREADY_EXISTS:
@@ -177,23 +175,3 @@ def from_proto(status: status_pb2.Status) -> PenstockError:
 
 _INVALID = {kind.reason: kind for kind in (PromptTooLong, MessageTooLarge, UnsupportedByModel)}
 _BY_REASON = {kind.reason: kind for kind in (RequestFailed, InstanceDraining, InternalError)}
-
-
-def _details(status: status_pb2.Status) -> tuple[str, list[FieldProblem], float]:
-    """(reason, problems, retry delay in seconds)."""
-    reason, problems, retry_after_s = "", list[FieldProblem](), 1.0
-    for detail in status.details:
-        info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
-        if detail.Unpack(info):
-            reason = info.reason
-        elif detail.Unpack(bad):
-            problems += [FieldProblem(v.field, v.description) for v in bad.field_violations]
-        elif detail.Unpack(retry):
-            retry_after_s = retry.retry_delay.ToMilliseconds() / 1000
-    return reason, problems, retry_after_s
-
-
-def _packed(message: Message) -> any_pb2.Any:
-    packed = any_pb2.Any()
-    packed.Pack(message)
-    return packed

@@ -9,8 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-BURST_S = 10.0
-"""A bucket holds what comes in within so long: so the first requests to an idle mesh are all traced."""
+from penstock.token_bucket import TokenBucket
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 
@@ -31,23 +30,6 @@ class Caller(enum.Enum):
         return cls.SAMPLED if int(traceparent[53:55], 16) & 1 else cls.NOT_SAMPLED
 
 
-class TokenBucket:
-    """Admits `per_s` a second on average, and `BURST_S` seconds' worth at once, at least one."""
-
-    def __init__(self, per_s: float, now_s: float) -> None:
-        self._per_s, self._most = per_s, max(1.0, per_s * BURST_S) if per_s else 0.0
-        self._tokens, self._at_s = self._most, now_s
-
-    def take(self, now_s: float) -> bool:
-        """Whether one more is admitted now."""
-        self._tokens = min(self._most, self._tokens + (now_s - self._at_s) * self._per_s)
-        self._at_s = now_s
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
-
-
 @dataclass(frozen=True, slots=True)
 class SamplingLimits:
     """How many requests are traced.
@@ -60,7 +42,6 @@ class SamplingLimits:
     per_s: float
 
 
-EVERYTHING = SamplingLimits(share=1.0, per_s=0.0)
 NOTHING = SamplingLimits(share=0.0, per_s=0.0)
 
 

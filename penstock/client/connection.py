@@ -79,8 +79,8 @@ def channel_options(
 OPTIONS = channel_options()
 
 
-def check_limits(silence_s: float, keepalive_s: float) -> None:
-    """Check the limits for silent routers and connections.
+def check(silence_s: float, keepalive_s: float, load_balancing: LoadBalancing) -> None:
+    """Check the limits for silent routers and connections, and how requests are distributed.
 
     Raises:
         ValueError: A value is out of range; the message names it.
@@ -89,6 +89,8 @@ def check_limits(silence_s: float, keepalive_s: float) -> None:
         raise ValueError(f"silence_s: must be finite and over 0, not {silence_s:g}")
     if not MIN_KEEPALIVE_S <= keepalive_s < float("inf"):
         raise ValueError(f"keepalive_s: must be finite and at least {MIN_KEEPALIVE_S:g}, not {keepalive_s:g}")
+    if load_balancing not in ("pick_first", "round_robin"):
+        raise ValueError(f"load_balancing: must be pick_first or round_robin, not '{load_balancing}'")
 
 
 def targets(target: str | Sequence[str]) -> tuple[str, ...]:
@@ -167,15 +169,6 @@ def aio_channel(
     return aio.secure_channel(target, credentials, options=options, interceptors=interceptors)
 
 
-def is_round_robin(load_balancing: LoadBalancing) -> bool:
-    """Raises:
-    ValueError: There is no such way.
-    """
-    if load_balancing not in ("pick_first", "round_robin"):
-        raise ValueError(f"load_balancing: must be pick_first or round_robin, not '{load_balancing}'")
-    return load_balancing == "round_robin"
-
-
 def _read(path: Path | None, field: str) -> bytes | None:
     try:
         return path.read_bytes() if path is not None else None
@@ -196,19 +189,12 @@ def call_metadata(
     return tuple({**dict(client), **dict(request), **(context() if context is not None else {}), **options}.items())
 
 
-def admin_targets(admin: str | Sequence[str]) -> tuple[str, ...]:
-    """The addresses in `admin`, in the form of `targets`; there may be none."""
-    return targets(admin) if admin else ()
-
-
 def merged(options: Options | None, changes: dict[str, object]) -> Options:
     """Options with some fields replaced.
 
     Raises:
         TypeError: Options has no such field.
     """
-    if isinstance(stop := changes.get("stop"), str):
-        changes = changes | {"stop": (stop,)}
-    elif isinstance(stop, Sequence):
-        changes = changes | {"stop": tuple(stop)}
+    if isinstance(stop := changes.get("stop"), Sequence):
+        changes = changes | {"stop": (stop,) if isinstance(stop, str) else tuple(stop)}
     return dataclasses.replace(options or Options(), **changes)  # type: ignore[arg-type]

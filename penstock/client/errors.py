@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
-from google.rpc import error_details_pb2
 from grpc_status import rpc_status
+
+from penstock.status_details import StatusDetails, details_of
 
 
 class PenstockError(Exception):
@@ -98,25 +99,18 @@ def from_rpc(failed: grpc.RpcError) -> PenstockError:
     """The exception for a failed call, from its status and details."""
     error: Any = failed  # the errors of both gRPC APIs are calls; their types do not show it
     code, message = error.code(), error.details() or ""
-    reason, fields, retry_s = "", dict[str, str](), 0.0
     try:
         status = rpc_status.from_call(error)
     except ValueError:  # the details belong to another status
         status = None
-    for detail in status.details if status is not None else ():
-        info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
-        if detail.Unpack(info):
-            reason = info.reason
-        elif detail.Unpack(bad):
-            fields = {v.field: v.description for v in bad.field_violations}
-        elif detail.Unpack(retry):
-            retry_s = retry.retry_delay.ToMilliseconds() / 1000
+    details = details_of(status) if status is not None else StatusDetails()
+    reason = details.reason
     if code is grpc.StatusCode.INVALID_ARGUMENT:
-        return InvalidRequestError(message, fields, reason)
+        return InvalidRequestError(message, {each.field: each.problem for each in details.problems}, reason)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and not reason and "message larger than max" in message:
         return PenstockError(message, code=code, reason=MESSAGE_TOO_LARGE)  # gRPC gives no other sign of it
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return OverloadedError(message, retry_s, reason)
+        return OverloadedError(message, details.retry_after_s or 0.0, reason)
     kind = _BY_CODE.get(code, PenstockError)
     return kind(message or code.name, code=code, reason=reason)
 

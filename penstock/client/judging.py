@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from penstock.client import connection, errors
@@ -12,7 +11,6 @@ from penstock.mapper import from_message, to_message
 from penstock.proto.judge.v1 import judge_pb2 as pb
 from penstock.proto.judge.v1 import judge_pb2_grpc
 from penstock.types.judging import JudgedAnswer, LogprobSummary, ScoreRequest, ScoreResult, ScorerInfo
-from penstock.types.replies import PositionLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +37,7 @@ class AsyncJudge:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._channel.close()
 
     async def scorers(self) -> tuple[list[ScorerInfo], str]:
@@ -69,26 +65,15 @@ class AsyncJudge:
         Raises:
             PenstockError: The call failed.
         """
-        return await self._verdicts(scorer, [_item(answered) for answered in answers])
-
-    async def _verdicts(self, scorer: str, items: Sequence[JudgedAnswer]) -> list[ScoreResult]:
-        request = to_message(ScoreRequest(tuple(items), scorer), pb.ScoreRequest)
+        items = tuple([_item(answered) for answered in answers])
+        request = to_message(ScoreRequest(items, scorer), pb.ScoreRequest)
         with errors.raised_from_rpc():
             response = await judge_pb2_grpc.JudgeServiceStub(self._channel).Score(request, timeout=self._timeout_s)
         return [from_message(result, ScoreResult) for result in response.results]
 
 
 def _item(answered: Answered) -> JudgedAnswer:
-    reply = answered.reply
-    return JudgedAnswer(
-        prompt_value(answered.prompt, Options()),
-        reply.text,
-        reply.tier,
-        reply.finish_reason,
-        _summary(reply.logprobs) if reply.logprobs else None,
-        answered.reference,
-    )
-
-
-def _summary(positions: Sequence[PositionLogprobs]) -> LogprobSummary:
-    return LogprobSummary.of([position.chosen.logprob for position in positions])
+    reply, prompt = answered.reply, prompt_value(answered.prompt, Options())
+    logprobs = [position.chosen.logprob for position in reply.logprobs]
+    summary = LogprobSummary.of(logprobs) if logprobs else None
+    return JudgedAnswer(prompt, reply.text, reply.tier, reply.finish_reason, summary, answered.reference)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from penstock.client import errors, messages, types
-from penstock.client.retries import RetryBudget, RetryPolicy, is_charged, is_retryable
+from penstock.client.retries import UNCHARGED_FAILURES, RetryBudget, RetryPolicy, is_retryable
 from penstock.mapper import duration, read_time, write
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.types.events import Accepted, Finished
@@ -143,7 +143,7 @@ class ResumableRequest:
         failure = self._last_failure
         if failure is None:
             return 0.0
-        if self._send_at_s <= now and is_charged(self._failures) and not self.budget.take(now):
+        if self._send_at_s <= now and self._failures > UNCHARGED_FAILURES and not self.budget.take(now):
             self._send_at_s = now + self.rng.uniform(0.5, 1.0) * self.policy.backoff_s(self._failures)
         if max(now, self._send_at_s) >= self.deadline_s:
             raise failure

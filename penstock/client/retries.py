@@ -1,68 +1,37 @@
 """Retries of failed calls: rules, delays and budget. No I/O: time and random numbers are arguments."""
 
-import enum
+import math
 import threading
 from dataclasses import dataclass
+from typing import Annotated
 
 import grpc
 
 from penstock.client.errors import MESSAGE_TOO_LARGE, PenstockError
+from penstock.token_bucket import TokenBucket
+from penstock.types.ranges import COUNT, NOT_NEGATIVE, POSITIVE, Within, own_range_problems
 
-_HINT_JITTER = (
-    0.5  # a hint of 4 s gives a delay of 4 to 6 s, so that clients that were refused together do not return together
-)
-_BURST_S = 10.0  # capacity of the budget, as seconds of its refill rate
-_UNCHARGED_FAILURES = 1  # failures of a call before its retries count against the budget
+# A hint of 4 s gives a delay of 4 to 6 s, so that clients that were refused together do not return together.
+_HINT_JITTER = 0.5
+UNCHARGED_FAILURES = 1  # consecutive failures of a call before its retries count against the budget
 
 # Messages of gRPC for a broken stream, whose status code is the same as for an error of the server.
 _BROKEN_STREAM = ("rst_stream", "goaway", "stream removed", "connection reset", "socket closed", "broken pipe")
 
 
-class RetryRule(enum.Enum):
-    """What a status code means for the next attempt."""
-
-    RETRY = enum.auto()
-    """Nothing is wrong with the request itself: another attempt may be answered."""
-    RETRY_IF_BROKEN = enum.auto()
-    """Where gRPC reports a broken stream. The server's own status of this code is final."""
-    RETRY_IF_REFUSED = enum.auto()
-    """Where the server is full. A message that is too large stays too large."""
-    RAISE = enum.auto()
-    """Another attempt would end the same way, or must not be made."""
-
-
-RETRY_RULES: dict[grpc.StatusCode, RetryRule] = {
-    grpc.StatusCode.OK: RetryRule.RAISE,
-    grpc.StatusCode.CANCELLED: RetryRule.RETRY,  # by the server or a proxy: the client's own cancellation is no failure
-    grpc.StatusCode.UNKNOWN: RetryRule.RETRY_IF_BROKEN,
-    grpc.StatusCode.INVALID_ARGUMENT: RetryRule.RAISE,
-    grpc.StatusCode.DEADLINE_EXCEEDED: RetryRule.RAISE,
-    grpc.StatusCode.NOT_FOUND: RetryRule.RAISE,
-    grpc.StatusCode.ALREADY_EXISTS: RetryRule.RAISE,
-    grpc.StatusCode.PERMISSION_DENIED: RetryRule.RAISE,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: RetryRule.RETRY_IF_REFUSED,
-    grpc.StatusCode.FAILED_PRECONDITION: RetryRule.RAISE,  # the request itself fails wherever it runs
-    grpc.StatusCode.ABORTED: RetryRule.RAISE,
-    grpc.StatusCode.OUT_OF_RANGE: RetryRule.RAISE,
-    grpc.StatusCode.UNIMPLEMENTED: RetryRule.RAISE,
-    grpc.StatusCode.INTERNAL: RetryRule.RETRY_IF_BROKEN,
-    grpc.StatusCode.UNAVAILABLE: RetryRule.RETRY,
-    grpc.StatusCode.DATA_LOSS: RetryRule.RAISE,
-    grpc.StatusCode.UNAUTHENTICATED: RetryRule.RAISE,
-}
-
-
 def is_retryable(failure: PenstockError) -> bool:
     """Whether another attempt may succeed where this one failed."""
-    match RETRY_RULES.get(failure.code, RetryRule.RAISE):
-        case RetryRule.RETRY:
+    match failure.code:
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
+            # CANCELLED is by the server or a proxy: the client's own cancellation is no failure.
             return True
-        case RetryRule.RETRY_IF_BROKEN:
+        case grpc.StatusCode.UNKNOWN | grpc.StatusCode.INTERNAL:
+            # Where gRPC reports a broken stream. The server's own status of this code is final.
             return not failure.reason and any(sign in str(failure).lower() for sign in _BROKEN_STREAM)
-        case RetryRule.RETRY_IF_REFUSED:
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            # Where the server is full. A message that is too large stays too large.
             return failure.reason != MESSAGE_TOO_LARGE
-        case RetryRule.RAISE:
-            return False
+    return False  # another attempt would end the same way, or must not be made
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,27 +57,19 @@ class RetryPolicy:
         ValueError: A field is out of range; the message names it.
     """
 
-    attempts: int | None = None
-    initial_backoff_s: float = 0.1
-    max_backoff_s: float = 5.0
-    backoff_multiplier: float = 2.0
-    unavailable_timeout_s: float | None = 60.0
-    retry_ratio: float = 1.0
-    retries_per_s: float = 10.0
+    attempts: Annotated[int | None, COUNT] = None
+    initial_backoff_s: Annotated[float, POSITIVE] = 0.1
+    max_backoff_s: Annotated[float, POSITIVE] = 5.0
+    backoff_multiplier: Annotated[float, Within(1)] = 2.0
+    unavailable_timeout_s: Annotated[float | None, NOT_NEGATIVE] = 60.0
+    retry_ratio: Annotated[float, NOT_NEGATIVE] = 1.0
+    retries_per_s: Annotated[float, POSITIVE] = 10.0
 
     def __post_init__(self) -> None:
-        if self.attempts is not None and self.attempts < 1:
-            raise ValueError(f"attempts: must be at least 1, not {self.attempts}")
-        if not 0 < self.initial_backoff_s <= self.max_backoff_s < float("inf"):
-            raise ValueError("initial_backoff_s: must be over 0 and at most max_backoff_s, which must be finite")
-        if not 1 <= self.backoff_multiplier < float("inf"):
-            raise ValueError(f"backoff_multiplier: must be at least 1, not {self.backoff_multiplier}")
-        if self.unavailable_timeout_s is not None and not self.unavailable_timeout_s >= 0:
-            raise ValueError(f"unavailable_timeout_s: must not be negative, not {self.unavailable_timeout_s}")
-        if not 0 <= self.retry_ratio < float("inf"):
-            raise ValueError(f"retry_ratio: must be 0 or more, not {self.retry_ratio}")
-        if not 0 < self.retries_per_s < float("inf"):
-            raise ValueError(f"retries_per_s: must be over 0, not {self.retries_per_s}")
+        for each in own_range_problems(self):
+            raise ValueError(f"{each.field}: {each.problem}")
+        if self.initial_backoff_s > self.max_backoff_s:
+            raise ValueError("initial_backoff_s: must be at most max_backoff_s")
 
     def backoff_s(self, failures: int) -> float:
         """Bound of the delay after this many consecutive failures (at least 1).
@@ -139,27 +100,15 @@ class RetryBudget:
     """
 
     def __init__(self, policy: RetryPolicy) -> None:
-        self._ratio, self._per_s = policy.retry_ratio, policy.retries_per_s
-        self._capacity = max(1.0, _BURST_S * policy.retries_per_s)
-        self._tokens, self._filled_at = self._capacity, float("-inf")
+        self._ratio, self._bucket = policy.retry_ratio, TokenBucket(policy.retries_per_s, -math.inf)
         self._lock = threading.Lock()
 
     def answered(self) -> None:
         """A request has succeeded."""
         with self._lock:
-            self._tokens = min(self._capacity, self._tokens + self._ratio)
+            self._bucket.add(self._ratio)
 
     def take(self, now: float) -> bool:
         """Take a token for a retry; False if there is none."""
         with self._lock:
-            elapsed_s, self._filled_at = max(0.0, now - self._filled_at), max(now, self._filled_at)
-            self._tokens = min(self._capacity, self._tokens + elapsed_s * self._per_s)
-            if self._tokens < 1:
-                return False
-            self._tokens -= 1
-            return True
-
-
-def is_charged(failures: int) -> bool:
-    """Whether a retry after this many consecutive failures counts against the budget."""
-    return failures > _UNCHARGED_FAILURES
+            return self._bucket.take(now)

@@ -31,7 +31,7 @@ class SilenceWatch:
     """
 
     def __init__(self, limit_s: Callable[[], float | None]) -> None:
-        self._limit_s = limit_s
+        self.limit_s = limit_s
         self._waiting_since_s: float | None = None
         self.silent = False
         """Set by the check that finds the stream silent; the stream should then be cancelled."""
@@ -44,16 +44,13 @@ class SilenceWatch:
         """The reader has received a message."""
         self._waiting_since_s = None
 
-    def limit_s(self) -> float | None:
-        return self._limit_s()
-
     def check(self, now: float, late_s: float) -> float | None:
         """Return when to check again; None if the stream is silent or has no limit.
 
         late_s: Delay of this check. A process that was suspended has not read yet what arrived meanwhile, so the measurement
         starts again.
         """
-        limit_s, since_s = self._limit_s(), self._waiting_since_s
+        limit_s, since_s = self.limit_s(), self._waiting_since_s
         if limit_s is None:
             return None
         if since_s is None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc
@@ -68,14 +67,14 @@ class Client:
         context_metadata: Callable[[], Mapping[str, str]] | None = None,
     ) -> None:
         self._timeout_s, self._retry = timeout_s, retry or RetryPolicy()
-        connection.check_limits(silence_s, keepalive_s)
+        connection.check(silence_s, keepalive_s, load_balancing)
         self._silence_s = silence_s
         options = connection.channel_options(keepalive_s, max(silence_s, connection.DEFAULT_SILENCE_S))
         self._channels = [connection.channel(name, tls, options, interceptors) for name in connection.targets(target)]
         admin_tls = connection.administrative(tls, "router")
-        self._admins = [connection.channel(name, admin_tls, options) for name in connection.admin_targets(admin)]
-        round_robin = connection.is_round_robin(load_balancing)
-        self._routers = Routers(len(self._channels), round_robin=round_robin)
+        admins = connection.targets(admin) if admin else ()
+        self._admins = [connection.channel(name, admin_tls, options) for name in admins]
+        self._routers = Routers(len(self._channels), round_robin=load_balancing == "round_robin")
         self._budget = RetryBudget(self._retry)
         self._context_metadata = context_metadata
         self._metadata = connection.metadata(api_key, metadata)
@@ -85,9 +84,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -153,10 +150,9 @@ class Client:
             >>> [model.id for model in client.models()]
             ['cascade', 'small', 'large']
         """
+        request, timeout_s = pb.ListModelsRequest(), connection.CALL_TIMEOUT_S
         response = self._call(
-            lambda router: self._router(router).ListModels(
-                pb.ListModelsRequest(), timeout=connection.CALL_TIMEOUT_S, metadata=self._metadata
-            ),
+            lambda router: self._router(router).ListModels(request, timeout=timeout_s, metadata=self._metadata),
             self._routers,
         )
         return [from_message(model, types.Model) for model in response.models]
@@ -169,9 +165,7 @@ class Client:
             >>> {tier.name: tier.live_instances for tier in status.tiers}
             {'small': 1, 'large': 2}
         """
-        response = self._call_mesh(
-            lambda stub: stub.GetStatus(pb.GetStatusRequest(), timeout=connection.CALL_TIMEOUT_S)
-        )
+        response = self._call_mesh(lambda stub: stub.GetStatus, pb.GetStatusRequest())
         return from_message(response.status, mesh_status.MeshStatus)
 
     def watch_status(self, interval_s: float = 1.0) -> Iterator[mesh_status.MeshStatus]:
@@ -200,7 +194,7 @@ class Client:
             ...     slowest = max(trace.spans, key=lambda span: span.duration_s)
         """
         request = pb.ListTracesRequest(limit_count=limit, trace_id=trace_id)
-        response = self._call_mesh(lambda stub: stub.ListTraces(request, timeout=connection.CALL_TIMEOUT_S))
+        response = self._call_mesh(lambda stub: stub.ListTraces, request)
         return [from_message(trace, mesh_status.Trace) for trace in response.traces]
 
     def usage(self, days: int = 1) -> list[mesh_status.TenantUsage]:
@@ -211,7 +205,7 @@ class Client:
             0
         """
         request = pb.GetUsageRequest(day_count=days)
-        response = self._call_mesh(lambda stub: stub.GetUsage(request, timeout=connection.CALL_TIMEOUT_S))
+        response = self._call_mesh(lambda stub: stub.GetUsage, request)
         return [from_message(entry, mesh_status.TenantUsage) for entry in response.entries]
 
     def served_requests(self, page_token: str = "") -> tuple[list[mesh_status.ServedRequest], str]:
@@ -226,7 +220,7 @@ class Client:
             ...     requests += page
         """
         request = pb.ListServedRequestsRequest(page_token=page_token)
-        response = self._call_mesh(lambda stub: stub.ListServedRequests(request, timeout=connection.CALL_TIMEOUT_S))
+        response = self._call_mesh(lambda stub: stub.ListServedRequests, request)
         return [from_message(each, mesh_status.ServedRequest) for each in response.requests], response.next_page_token
 
     def sampled_prompts(self, page_token: str = "") -> tuple[list[list[types.Message]], str]:
@@ -239,7 +233,7 @@ class Client:
             >>> texts = [messages[-1]["content"] for messages in prompts]
         """
         request = pb.ListSampledPromptsRequest(page_token=page_token)
-        response = self._call_mesh(lambda stub: stub.ListSampledPrompts(request, timeout=connection.CALL_TIMEOUT_S))
+        response = self._call_mesh(lambda stub: stub.ListSampledPrompts, request)
         prompts: list[list[types.Message]]
         prompts = [[{"role": m.role, "content": m.content} for m in prompt.messages] for prompt in response.prompts]
         return prompts, response.next_page_token
@@ -313,8 +307,14 @@ class Client:
         one_each = len(self._admins) == self._routers.count
         return self._routers.preferred if one_each else self._admin_routers.preferred
 
-    def _call_mesh(self, call: Callable[["router_pb2_grpc.MeshServiceStub"], _Response]) -> _Response:
-        return self._call(lambda router: call(self._mesh(router)), self._admin_routers)
+    def _call_mesh(
+        self,
+        method: Callable[["router_pb2_grpc.MeshServiceStub"], Callable[..., _Response]],
+        request: object,
+    ) -> _Response:
+        return self._call(
+            lambda router: method(self._mesh(router))(request, timeout=connection.CALL_TIMEOUT_S), self._admin_routers
+        )
 
     def _call(self, call: Callable[[int], _Response], routers: Routers) -> _Response:
         """Call the preferred router, or another where that one is unavailable or does not respond in time."""

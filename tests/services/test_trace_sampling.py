@@ -5,15 +5,9 @@ from random import Random
 
 import pytest
 
-from penstock.services.trace_sampling import (
-    BURST_S,
-    EVERYTHING,
-    NOTHING,
-    Caller,
-    SamplingLimits,
-    TokenBucket,
-    TraceSampler,
-)
+from penstock.services.trace_sampling import NOTHING, Caller, SamplingLimits, TraceSampler
+from penstock.token_bucket import BURST_S, TokenBucket
+from tests.support.telemetry_off import EVERYTHING
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CALLERS = (Caller.SILENT, Caller.SAMPLED)
