@@ -86,7 +86,7 @@ async def compose(chassis: Chassis) -> None:
     late_traces = LateTraces(tracer, chassis.telemetry.keeps_trace, options.trace_slow_s)
     tenancy = await stack.enter_async_context(await _tenancy(chassis))
     if tenancy.needs_keys:
-        chassis.guard.authenticate = tenancy.authenticate
+        chassis.interceptor.guard.authenticate = tenancy.authenticate
     undrafted = frozenset(tier.name for tier in chassis.mesh.tiers if not tier.escalation_drafts)
     chassis.load = lambda: Load(awaited=pool.queue.deserted())
     cascade = CascadeGeneration(
@@ -150,7 +150,7 @@ async def compose(chassis: Chassis) -> None:
     except OSError as error:
         raise SettingsError(f"http_port: cannot listen on {chassis.settings.http_port}: {error.strerror}") from error
     stack.push_async_callback(gateway.close)
-    chassis.http_address = f"{chassis.host}:{port}"
+    chassis.http_address = f"{chassis.settings.reachable_host}:{port}"
     scheme = "http" if chassis.client_certificates is None else "https"
     _log.info("OpenAI-compatible API at %s://%s/v1", scheme, chassis.http_address)
     chassis.on_drain.append(in_flight.drained)

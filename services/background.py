@@ -31,6 +31,10 @@ class Restart:
     most_s: float = 10.0
     steady_s: float = 60.0
 
+    def in_a_row(self, failed: int, ran_s: float) -> int:
+        """Consecutive failures with one more, after the task has run for `ran_s`."""
+        return 1 if ran_s >= self.steady_s else failed + 1
+
     def pause_s(self, failed: int) -> float:
         """Delay before the next start after this many consecutive failures."""
         return min(self.most_s, self.first_s * 2.0 ** min(failed - 1, 32))
@@ -85,7 +89,7 @@ async def _supervised(
             record_failure(name, error, "the process ends")
             policy.report(error)
             return
-        in_a_row = 1 if loop.time() - started_at >= policy.steady_s else in_a_row + 1
+        in_a_row = policy.in_a_row(in_a_row, loop.time() - started_at)
         pause_s = policy.pause_s(in_a_row)
         record_failure(name, error, f"restarting in {pause_s:g} s")
         await asyncio.sleep(pause_s)

@@ -58,8 +58,7 @@ class ChannelPool(AbstractAsyncContextManager["ChannelPool"]):
 
     def __init__(self, certificates: CertificateFiles | None = None) -> None:
         self._certificates = certificates
-        self._channels: dict[str, aio.Channel] = {}
-        self._versions: dict[str, int] = {}
+        self._channels: dict[str, tuple[aio.Channel, int]] = {}  # with the version of its certificates
         self._retired: list[tuple[float, aio.Channel]] = []
 
     def get(self, address: str, role: Role = Role.WORKER) -> aio.Channel:
@@ -67,26 +66,26 @@ class ChannelPool(AbstractAsyncContextManager["ChannelPool"]):
 
         After a change of the certificates it is a new channel; calls of the old one continue for `RETIRED_S`.
         """
-        channel = self._channels.get(address)
-        if self._certificates is None:
-            if channel is None:
-                channel = self._channels[address] = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-            return channel
-        certificates = self._certificates.current()
-        if channel is not None and self._versions[address] == certificates.version:
+        certificates = self._certificates.current() if self._certificates is not None else None
+        version = certificates.version if certificates is not None else 0
+        channel, known = self._channels.get(address, (None, 0))
+        if channel is not None and known == version:
             return channel
         if channel is not None:
             self._retired.append((time.monotonic(), channel))
-        name = ("grpc.ssl_target_name_override", SERVER_NAME.format(role=role.value))
-        credentials = ssl_channel_credentials(certificates.authorities, certificates.key, certificates.chain)
-        channel = self._channels[address] = aio.secure_channel(address, credentials, (*CHANNEL_OPTIONS, name))
-        self._versions[address] = certificates.version
+        if certificates is None:
+            channel = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        else:
+            name = ("grpc.ssl_target_name_override", SERVER_NAME.format(role=role.value))
+            credentials = ssl_channel_credentials(certificates.authorities, certificates.key, certificates.chain)
+            channel = aio.secure_channel(address, credentials, (*CHANNEL_OPTIONS, name))
+        self._channels[address] = channel, version
         return channel
 
     async def keep(self, addresses: set[str]) -> None:
         """Close the channels to all other addresses, and old ones. Their calls fail."""
         for address in [a for a in self._channels if a not in addresses]:
-            await self._channels.pop(address).close()
+            await self._channels.pop(address)[0].close()
         before_s = time.monotonic() - (RETIRED_S if addresses else 0.0)
         old = [channel for retired_s, channel in self._retired if retired_s <= before_s]
         self._retired = [(retired_s, channel) for retired_s, channel in self._retired if retired_s > before_s]

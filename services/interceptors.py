@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, aclosing
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -34,15 +34,15 @@ _log = logging.getLogger(__name__)
 
 # Polled frequently; not useful in traces.
 UNTRACED = (
-    "/grpc.health.v1.",
-    "/grpc.reflection.",
-    "/penstock.router.v1.MeshService/",
-    "/penstock.router.v1.RouterService/ListModels",
-    "/penstock.judge.v1.JudgeService/ListScorers",
-    "/penstock.planner.v1.PlannerService/WatchPlan",
-    "/penstock.worker.v1.WorkerService/GenerateMany",  # its replies are traced one by one
-    "/penstock.worker.v1.WorkerService/GetLoad",
-    "/penstock.worker.v1.WorkerService/GetInfo",
+    "grpc.health.v1.",
+    "grpc.reflection.",
+    "penstock.router.v1.MeshService/",
+    "penstock.router.v1.RouterService/ListModels",
+    "penstock.judge.v1.JudgeService/ListScorers",
+    "penstock.planner.v1.PlannerService/WatchPlan",
+    "penstock.worker.v1.WorkerService/GenerateMany",  # its replies are traced one by one
+    "penstock.worker.v1.WorkerService/GetLoad",
+    "penstock.worker.v1.WorkerService/GetInfo",
 )
 
 
@@ -58,48 +58,31 @@ class CallRecorder:
         self._duration = measured.meter.create_histogram(
             "rpc.server.duration", unit="s", description="Time of each RPC."
         )
-        self._methods: dict[str, _RecordedMethod] = {}
 
     def begin(self, method: str, headers: Mapping[str, str]) -> "RecordedCall":
         """method: `package.Service/Method`, one that is served. headers: where the caller's trace context is."""
-        recorded = self._methods.get(method)
-        if recorded is None:
-            recorded = self._methods[method] = _RecordedMethod(self._measured, self._duration, method)
-        return RecordedCall(recorded, headers)
-
-
-class _RecordedMethod:
-    """What the calls of one method share. labels: of the duration, by status code."""
-
-    def __init__(self, measured: Telemetry, duration: Histogram, name: str) -> None:
-        self.measured, self.duration, self.name = measured, duration, name
-        self.untraced = f"/{name}".startswith(UNTRACED)
-        self.labels: dict[str, dict[str, str]] = {}
+        return RecordedCall(self._measured, self._duration, method, headers)
 
 
 class RecordedCall:
     """One active call."""
 
-    __slots__ = ("_began", "_headers", "_method")
+    __slots__ = ("_began", "_duration", "_headers", "_measured", "_method")
 
-    def __init__(self, method: _RecordedMethod, headers: Mapping[str, str]) -> None:
-        self._method, self._headers = method, headers
+    def __init__(self, measured: Telemetry, duration: Histogram, method: str, headers: Mapping[str, str]) -> None:
+        self._measured, self._duration, self._method, self._headers = measured, duration, method, headers
         self._began = time.monotonic()
 
     def span(self) -> AbstractContextManager[Span]:
         """The current span as long as the context lasts; INVALID_SPAN, and none, where the call is not traced."""
-        method = self._method
-        if method.untraced:
+        if self._method.startswith(UNTRACED):
             return NO_SPAN
-        attributes = {"rpc.system": "grpc", "rpc.method": method.name}
-        return method.measured.server_span(method.name, self._headers, attributes)
+        attributes = {"rpc.system": "grpc", "rpc.method": self._method}
+        return self._measured.server_span(self._method, self._headers, attributes)
 
     def end(self, code: str) -> None:
-        method = self._method
-        labels = method.labels.get(code)
-        if labels is None:
-            labels = method.labels[code] = {"rpc.method": method.name, "rpc.response.status_code": code}
-        method.duration.record(time.monotonic() - self._began, labels)
+        labels = {"rpc.method": self._method, "rpc.response.status_code": code}
+        self._duration.record(time.monotonic() - self._began, labels)
 
     def failed(self, error: BaseException, span: Span) -> status_pb2.Status | None:
         """The status for `error`; None for a call that was cancelled or already aborted with a status.
@@ -119,12 +102,12 @@ class RecordedCall:
             if code.name not in ("INVALID_ARGUMENT", "NOT_FOUND"):
                 span.set_status(StatusCode.ERROR, errors.message_of(error))
             level = logging.DEBUG if isinstance(error, Overloaded) else logging.INFO
-            _log.log(level, "%s: %s: %s", self._method.name, code.name, errors.message_of(error))
+            _log.log(level, "%s: %s: %s", self._method, code.name, errors.message_of(error))
             return errors.to_proto(error)
         self.end("INTERNAL")
         span.record_exception(error)
         span.set_status(StatusCode.ERROR, repr(error))
-        _log.error("%s failed", self._method.name, exc_info=error)
+        _log.error("%s failed", self._method, exc_info=error)
         return status_pb2.Status(code=code_pb2.INTERNAL, message="internal error; the log has more")
 
 
@@ -135,9 +118,9 @@ class ChassisInterceptor(aio.ServerInterceptor):
     message (UNKNOWN with the text of the exception), and a call that ends without a message (it hangs).
     """
 
-    def __init__(self, measured: Telemetry, write_timeout_s: float, guard: CallGuard | None = None) -> None:
-        """guard: refuses calls that their callers may not make; None lets every call pass."""
-        self._calls, self._guard = CallRecorder(measured), guard
+    def __init__(self, measured: Telemetry, write_timeout_s: float, guard: CallGuard) -> None:
+        """guard: refuses calls that their callers may not make."""
+        self._calls, self.guard = CallRecorder(measured), guard
         self._refused = measured.meter.create_counter(
             "penstock.rpc.server.denied", unit="{call}", description="Calls that their callers may not make, by reason."
         )
@@ -190,7 +173,9 @@ class ChassisInterceptor(aio.ServerInterceptor):
                                     await context.write(each)
                 except BaseException as error:
                     # The resources of the call are released before this: a peer that does not read delays its status.
-                    await _abort(context, call.failed(error, span), error)
+                    if (status := call.failed(error, span)) is None:
+                        raise
+                    await context.abort_with_status(rpc_status.to_status(status))
                 call.end("OK")
             return response
 
@@ -200,8 +185,7 @@ class ChassisInterceptor(aio.ServerInterceptor):
     def _denied(self, method: str, context: Context) -> PenstockError | None:
         """Why the caller may not make this call; None if it may. Nothing of the call has been read."""
         try:
-            if self._guard is not None:
-                self._guard.check(method, context)
+            self.guard.check(method, context)
         except (PermissionDenied, Unauthenticated) as error:
             self._refused.add(1, {"rpc.method": method.lstrip("/"), "error.type": error.reason})
             return error
@@ -220,13 +204,6 @@ def _trace_context(context: Context) -> Mapping[str, str]:
     """What a call's metadata says of its caller's trace."""
     headers = [(key, str(value)) for key, value in context.invocation_metadata() or () if key in _TRACE_HEADERS]
     return dict(headers) if headers else _NO_HEADERS
-
-
-async def _abort(context: Context, status: status_pb2.Status | None, error: BaseException) -> NoReturn:
-    if status is None:
-        raise error
-    await context.abort_with_status(rpc_status.to_status(status))
-    raise AssertionError("abort never returns")
 
 
 def _checked(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:

@@ -6,7 +6,7 @@ other than to `#/...`. Patterns are left out because their run time has no bound
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 MAX_STEPS = 50_000
@@ -93,13 +93,10 @@ class _Check:
     def _fits_combinations(self, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
         if isinstance(schema.get("$ref"), str) and not self._fits_reference(value, schema["$ref"], depth):
             return False
-        for name, of_matches in (("allOf", all), ("anyOf", any)):
-            parts = schema.get(name)
-            if isinstance(parts, list) and not of_matches(self.fits(value, part, depth + 1) for part in parts):
+        for name, holds in (("allOf", all), ("anyOf", any), ("oneOf", _exactly_one)):
+            parts = _part(schema, name, list, None)
+            if parts is not None and not holds(self.fits(value, part, depth + 1) for part in parts):
                 return False
-        one_of = schema.get("oneOf")
-        if isinstance(one_of, list) and sum(self.fits(value, part, depth + 1) for part in one_of) != 1:
-            return False
         return "not" not in schema or not self.fits(value, schema["not"], depth + 1)
 
     def _fits_reference(self, value: Any, reference: str, depth: int) -> bool:
@@ -115,13 +112,11 @@ class _Check:
         return self.fits(value, target, depth + 1)
 
     def _fits_object(self, value: dict[str, Any], schema: Mapping[str, Any], depth: int) -> bool:
-        known = schema.get("properties")
-        known = known if isinstance(known, Mapping) else {}
-        required = schema.get("required")
-        if isinstance(required, list):
-            self._steps.take(len(required))
-            if any(isinstance(key, str) and key not in value for key in required):
-                return False
+        known = _part(schema, "properties", Mapping, {})
+        required = _part(schema, "required", list, [])
+        self._steps.take(len(required))
+        if any(isinstance(key, str) and key not in value for key in required):
+            return False
         if not _within(len(value), schema, "minProperties", "maxProperties"):
             return False
         others = True if "patternProperties" in schema else schema.get("additionalProperties", True)
@@ -132,8 +127,7 @@ class _Check:
             return False
         if schema.get("uniqueItems") is True and self._has_equal_items(value):
             return False
-        first = schema.get("prefixItems")
-        first = first if isinstance(first, list) else []
+        first = _part(schema, "prefixItems", list, [])
         others = schema.get("items", True)
         return all(self.fits(item, first[i] if i < len(first) else others, depth + 1) for i, item in enumerate(value))
 
@@ -151,6 +145,16 @@ class _Check:
         if isinstance(one, list) and isinstance(other, list):
             return len(one) == len(other) and all(map(self._equal, one, other))
         return bool(one == other)
+
+
+def _part(schema: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+    """The part of a schema with a name; the default if there is none, or it is of another kind."""
+    part = schema.get(name)
+    return part if isinstance(part, kind) else default
+
+
+def _exactly_one(fitting: Iterable[bool]) -> bool:
+    return sum(fitting) == 1
 
 
 def _of_type(value: Any, types: Any) -> bool:

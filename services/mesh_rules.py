@@ -38,8 +38,10 @@ def disagreements(mesh: MeshFile) -> Iterator[FieldProblem]:
     yield from _access_problems(mesh)
     yield from _tls_problems(mesh)
     yield from _scorer_problems(mesh)
-    yield from _slo_problems(mesh)
-    yield from _replan_problems(mesh)
+    for name, objectives in mesh.slo.classes.items():
+        yield from objectives.problems(f"slo.classes.{name}")
+    if mesh.planner.replan.enabled and not mesh.planner.replan.question:
+        yield FieldProblem("planner.replan.question", "missing: needed to plan again")
 
 
 def _plan_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
@@ -58,26 +60,18 @@ def _tier_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
 
 def port_problems(mesh: MeshFile, of_engines: Iterable[Ports] = ()) -> Iterator[FieldProblem]:
     """Problems of fixed ports. Port 0 means any free port, so it cannot conflict."""
-    routers = mesh.router.replicas
-    ranges = [
-        Ports("router.grpc_port", mesh.router.grpc_port, routers, "routers"),
-        Ports("router.http_port", mesh.router.http_port, routers, "routers"),
-        Ports("router.admin_port", mesh.router.admin_port, routers, "routers"),
-        *of_engines,
-    ]
-    fixed = [ports for ports in ranges if ports.first]
+    router, names = mesh.router, ("grpc_port", "http_port", "admin_port")
+    of_routers = [Ports(f"router.{name}", getattr(router, name), router.replicas, "routers") for name in names]
+    fixed = [ports for ports in (*of_routers, *of_engines) if ports.first]
     for ports in fixed:
         if ports.last > MAX_PORT:
-            yield FieldProblem(
-                ports.field, f"{ports.first} leaves no ports for {ports.count} {ports.processes} below {MAX_PORT + 1}"
-            )
+            problem = f"{ports.first} leaves no ports for {ports.count} {ports.processes} below {MAX_PORT + 1}"
+            yield FieldProblem(ports.field, problem)
     for first, second in itertools.combinations(fixed, 2):
         if first.first <= second.last and second.first <= first.last:
-            yield FieldProblem(
-                second.field,
-                f"ports {second.first} to {second.last} overlap {first.field}, which is {first.first} to {first.last}: "
-                "each process takes a port of its own",
-            )
+            overlap = f"overlap {first.field}, which is {first.first} to {first.last}"
+            problem = f"ports {second.first} to {second.last} {overlap}: each process takes a port of its own"
+            yield FieldProblem(second.field, problem)
 
 
 def _access_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
@@ -89,9 +83,8 @@ def _access_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
     for i, tenant in enumerate(mesh.access.tenants):
         for model in tenant.models:
             if model not in models:
-                yield FieldProblem(
-                    f"access.tenants[{i}].models", f"no model '{model}' among {', '.join(sorted(models))}"
-                )
+                problem = f"no model '{model}' among {', '.join(sorted(models))}"
+                yield FieldProblem(f"access.tenants[{i}].models", problem)
 
 
 def _tls_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
@@ -111,13 +104,3 @@ def _scorer_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
         yield FieldProblem("judge.scorers", "names must differ")
     if mesh.judge.default_scorer and mesh.judge.default_scorer not in names:
         yield FieldProblem("judge.default_scorer", f"no scorer '{mesh.judge.default_scorer}' among {names}")
-
-
-def _slo_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
-    for name, objectives in mesh.slo.classes.items():
-        yield from objectives.problems(f"slo.classes.{name}")
-
-
-def _replan_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
-    if mesh.planner.replan.enabled and not mesh.planner.replan.question:
-        yield FieldProblem("planner.replan.question", "missing: needed to plan again")

@@ -30,28 +30,24 @@ def is_hub_id(settings: ServiceSettings, model: str) -> bool:
 
 def model_problem(settings: ServiceSettings, model: str) -> ModelProblem | None:
     """Why `model` cannot be loaded; None if it can be, or is an id at the hub, which is not looked up."""
-    folder = settings.resolve(model)
+    folder, of_host = settings.resolve(model), Path(model).is_absolute()
     if is_hub_id(settings, model):
         return None
     if is_gguf(folder):
-        return None if folder.is_file() else ModelProblem(f"no file {folder}", of_host=Path(model).is_absolute())
-    if not folder.is_dir():
-        in_folder = f", and {folder.parent.name}/ is a folder, so this is no id at the hub"
-        return ModelProblem(
-            f"no folder {folder}" + (in_folder if _HUB_ID.fullmatch(model) else ""), of_host=Path(model).is_absolute()
-        )
-    return None
+        return None if folder.is_file() else ModelProblem(f"no file {folder}", of_host)
+    if folder.is_dir():
+        return None
+    in_folder = f", and {folder.parent.name}/ is a folder, so this is no id at the hub"
+    return ModelProblem(f"no folder {folder}" + (in_folder if _HUB_ID.fullmatch(model) else ""), of_host)
 
 
 def folder_problem(folder: Path) -> str:
     """Why this folder is no model in Hugging Face format; empty if it is one."""
     if gguf_file(folder) is not None:
         return f"{folder} is a model in GGUF format, which engine: llamacpp serves"
-    return (
-        ""
-        if (folder / "config.json").is_file()
-        else f"{folder} has no config.json: not a model of Hugging Face's format"
-    )
+    if (folder / "config.json").is_file():
+        return ""
+    return f"{folder} has no config.json: not a model of Hugging Face's format"
 
 
 def model_folder(settings: ServiceSettings, model: str) -> Path:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from typing import NoReturn
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 
 from penstock.services import telemetry
 from penstock.services.background import end, supervise
@@ -39,11 +39,6 @@ its streams by then (`silence_s`, 15 s)."""
 MAX_SOCKET_PATH_BYTES = 107  # of a Unix socket (sun_path)
 
 
-def none_stays_up(crashes: Sequence[int]) -> bool:
-    """Whether the group should end because none of its processes stays up. crashes: of each process, in a row."""
-    return min(crashes) >= MAX_CRASHES
-
-
 def run_group(role: Role, module: str, settings: ServiceSettings, count: int) -> int:
     """Run `count` processes of a service, each as `python -m module --slot SLOT`, until SIGTERM or SIGINT.
 
@@ -62,13 +57,11 @@ def run_group(role: Role, module: str, settings: ServiceSettings, count: int) ->
         metrics_address = f"{host}:{_serve_metrics(metrics, settings, stack)}"
         folder = _socket_folder(role, stack)
         slots = [ProcessSlot(group_id, index, count, folder, metrics_address) for index in range(count)]
-        specs = []
-        for index, slot in enumerate(slots):
-            own = {name: str(port) for name, port in ports.items()}
-            own |= {"metrics_port": str(metrics_ports[index]), "instance_id": slot.instance_id}
-            env = {f"PENSTOCK_{name.upper()}": value for name, value in own.items()}
+        stop_s, specs = settings.drain_s + STOP_MARGIN_S, []
+        for slot, metrics_port in zip(slots, metrics_ports, strict=True):
+            own = {**ports, "metrics_port": metrics_port, "instance_id": slot.instance_id}
+            env = {f"PENSTOCK_{name.upper()}": str(value) for name, value in own.items()}
             argv = [sys.executable, "-m", module, "--slot", slot.to_json()]
-            stop_s = settings.drain_s + STOP_MARGIN_S
             specs.append(ProcessSpec(slot.instance_id, argv, env, log=None, stop_order=0, stop_s=stop_s))
         _log.info("%s: %d processes share the ports %s", group_id, count, ", ".join(map(str, ports.values())))
         return asyncio.run(_keep(slots, specs, metrics))
@@ -83,7 +76,7 @@ async def _keep(slots: Sequence[ProcessSlot], specs: Sequence[ProcessSpec], metr
     def ended(_: Watched) -> None:
         nonlocal status
         started = len(processes) == len(specs)
-        if started and not over.is_set() and none_stays_up([process.crashes for process in processes]):
+        if started and not over.is_set() and min(process.crashes for process in processes) >= MAX_CRASHES:
             _log.critical("each process has ended %d times in a row: giving up", MAX_CRASHES)
             unusable = all(process.status == UNUSABLE_SETTINGS for process in processes)
             status = UNUSABLE_SETTINGS if unusable else 1
@@ -118,11 +111,11 @@ async def _kill_stuck(slots: Sequence[ProcessSlot], processes: Sequence[Watched]
 
 def _shared_port(settings: ServiceSettings, name: str, host: str, stack: ExitStack) -> int:
     """Reserve the port of a setting until the stack is left; return it."""
+    port: int = getattr(settings, name)
     try:
-        shared = SharedPort(host, getattr(settings, name))
+        shared = SharedPort(host, port)
     except OSError as error:
-        where = f"{host}:{getattr(settings, name)}"
-        raise SettingsError(f"{name}: cannot listen on {where}: {error.strerror}") from None
+        raise SettingsError(f"{name}: cannot listen on {host}:{port}: {error.strerror}") from None
     stack.callback(shared.close)
     return shared.port
 
@@ -131,11 +124,7 @@ def _serve_metrics(metrics: GroupMetrics, settings: ServiceSettings, stack: Exit
     """Start the server of the metrics page; return its port."""
     registry = CollectorRegistry()
     registry.register(metrics)
-    try:
-        server, _ = start_http_server(settings.metrics_port, addr=settings.bind_host, registry=registry)
-    except OSError as error:
-        where = f"{settings.bind_host}:{settings.metrics_port}"
-        raise SettingsError(f"metrics_port: cannot listen on {where}: {error.strerror}") from None
+    server = telemetry.serve_metrics(registry, settings.bind_host, settings.metrics_port)
     stack.callback(server.server_close)
     stack.callback(server.shutdown)
     port: int = server.server_port

@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from penstock.services.background import end, supervise
+from penstock.services.background import Restart, end, supervise
 from penstock.services.field_problems import SettingsError
 
 _log = logging.getLogger(__name__)
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
-STEADY_S = 60.0  # a process that ran this long starts with the shortest delay again
+RESTART = Restart(first_s=0.5, most_s=10.0, steady_s=60.0)
 UNUSABLE_SETTINGS = 2
 """Exit status for bad settings: a restart would not help."""
 ANY_STATUS = range(-signal.NSIG, 256)
@@ -32,12 +31,8 @@ MAX_LOG_BYTES = 64 << 20  # of one process; as much again is kept in a second fi
 LOG_CHECK_S = 30.0
 _PORTS = range(20_000, 30_000)
 
-_WITH_PARENT_DEATH_SIGNAL = (
-    sys.executable,
-    "-I",
-    "-S",
-    str(Path(__file__).with_name("parent_death_signal.py")),
-)  # ends with the watcher
+_WITH_PARENT_DEATH_SIGNAL = (sys.executable, "-I", "-S", str(Path(__file__).with_name("parent_death_signal.py")))
+"""Runs a command that ends with the watcher."""
 
 
 @contextlib.contextmanager
@@ -83,11 +78,6 @@ def _reserve(port: int) -> bool:
     return True  # `lock` remains open
 
 
-def restart_pause_s(crashes: int) -> float:
-    """Delay before the next start after this many consecutive crashes."""
-    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** max(0, crashes - 1))
-
-
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
     """A process to run.
@@ -115,7 +105,6 @@ class Watched:
     crashes: int = 0
     restarts: int = 0
     started_at: float = 0.0
-    stopping: bool = False
     ended: bool = False
     status: int | None = None
     fatal: asyncio.Event = field(default_factory=asyncio.Event)
@@ -183,11 +172,10 @@ class Watcher:
         entry = self.watched.pop(name, None)
         if entry is None:
             return
-        entry.stopping = True
         if entry.task is not None:
             await end(entry.task)
         process = entry.process
-        if process is not None and process.returncode is None:
+        if process is not None and entry.pid is not None:
             process.terminate()
             try:
                 async with asyncio.timeout(entry.spec.stop_s):
@@ -239,18 +227,15 @@ class Watcher:
             status = await entry.process.wait()
             entry.ended = True
             _end_group(entry.process.pid)
-            if entry.stopping:
-                return
             entry.status = status
             entry.died.set()
             if status in self._final:
                 entry.fatal.set()
                 self._on_end(entry)
                 return
-            steady = time.monotonic() - entry.started_at >= STEADY_S
-            entry.crashes = 1 if steady else entry.crashes + 1
+            entry.crashes = RESTART.in_a_row(entry.crashes, time.monotonic() - entry.started_at)
             self._on_end(entry)
-            pause_s = restart_pause_s(entry.crashes)
+            pause_s = RESTART.pause_s(entry.crashes)
             _log.warning("%s ended with status %d; restarting in %g s", entry.spec.name, status, pause_s)
             await asyncio.sleep(pause_s)
             await self._spawn(entry)

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from grpc import aio
@@ -30,7 +30,7 @@ from penstock.services.health import Health
 from penstock.services.interceptors import ChassisInterceptor
 from penstock.services.loading import LoadingProgress
 from penstock.services.mesh_file import load_mesh_file
-from penstock.services.mesh_schema import MeshFile, MeshRouter
+from penstock.services.mesh_schema import MeshFile
 from penstock.services.process_heartbeat import send_heartbeats
 from penstock.services.process_slot import ProcessSlot
 from penstock.services.processes import exits_on_unusable_settings
@@ -65,7 +65,6 @@ class Chassis:
     settings: ServiceSettings
     mesh: MeshFile
     instance_id: str
-    host: str
     address: str
     redis: Redis
     keys: Keys
@@ -75,7 +74,6 @@ class Chassis:
     """The server of the administrative listener."""
     admin_address: str
     interceptor: ChassisInterceptor
-    guard: CallGuard
     """Of `server`."""
     certificates: CertificateFiles | None
     """Of this service's role; None without TLS."""
@@ -120,10 +118,6 @@ ROUTER_THRESHOLDS = (10_000, 2, 3)
 what is refused, errors are in cycles: with 20,000 and Python's rounds one pass over them takes 0.2 s."""
 ENTRIES = (Role.ROUTER, Role.PLANNER)
 """Services that clients call. The others trace what their callers do."""
-
-
-def _sampling(options: MeshRouter) -> SamplingLimits:
-    return SamplingLimits(options.trace_share, options.trace_per_s)
 
 
 class ServiceFailed(Exception):
@@ -196,7 +190,6 @@ async def serve(
     keys = Keys(mesh.name)
     state_url = settings.state_url(mesh)
     instance_id = settings.instance_id or telemetry.make_instance_id(role.value, settings.tier)
-    host = settings.reachable_host
     stop = stop or _stop_on_signals()
     async with AsyncExitStack() as stack:
         if slot is not None:
@@ -207,24 +200,24 @@ async def serve(
             settings,
             state_url=state_url,
             keys=keys,
-            host=host,
             metrics_host=LOOPBACK if slot is not None else "",
-            sampling=_sampling(mesh.router) if role in ENTRIES else None,
+            sampling=SamplingLimits(mesh.router.trace_share, mesh.router.trace_per_s) if role in ENTRIES else None,
         )
         stack.callback(measured.close)
         folder = settings.certificate_folder(mesh)
         certificates = CertificateFiles.of_role(folder, role.value) if folder is not None else None
-        shown = _client_certificates(settings, mesh) or certificates if role is Role.ROUTER else certificates
         internal = role is not Role.ROUTER
+        shown = certificates if internal else _client_certificates(settings, mesh) or certificates
         guard = CallGuard(
             Listener.INTERNAL if internal else Listener.CLIENT, certificates=internal and certificates is not None
         )
-        interceptor = ChassisInterceptor(measured, mesh.router.write_timeout_s, guard)
-        limits = grpc_server.client_limits(mesh.router) if role is Role.ROUTER else ()
+        admin_guard = CallGuard(Listener.ADMIN, certificates=certificates is not None)
+        interceptor, admin_interceptor = (
+            ChassisInterceptor(measured, mesh.router.write_timeout_s, each) for each in (guard, admin_guard)
+        )
+        limits = () if internal else grpc_server.client_limits(mesh.router)
         options = server_options(role, shared_port=slot is not None)
         server = grpc_server.server((interceptor,), (*options, *limits))
-        admin_guard = CallGuard(Listener.ADMIN, certificates=certificates is not None)
-        admin_interceptor = ChassisInterceptor(measured, mesh.router.write_timeout_s, admin_guard)
         admin = grpc_server.server((admin_interceptor,), options)
         service_port = _Port(server, "grpc_port", settings.bind_host, settings.grpc_port, shown, mutual=internal)
         admin_port = _Port(admin, "admin_port", settings.admin_host, settings.admin_port, certificates)
@@ -238,8 +231,7 @@ async def serve(
             settings=settings,
             mesh=mesh,
             instance_id=instance_id,
-            host=host,
-            address=f"{host}:{service_port.number}",
+            address=f"{settings.reachable_host}:{service_port.number}",
             redis=redis,
             keys=keys,
             telemetry=measured,
@@ -247,7 +239,6 @@ async def serve(
             admin=admin,
             admin_address=f"{settings.reachable_admin_host}:{admin_port.number}",
             interceptor=interceptor,
-            guard=guard,
             certificates=certificates,
             client_certificates=shown,
             health=Health(server, instance_id, admin=admin),
@@ -255,9 +246,18 @@ async def serve(
             slot=slot,
         )
         chassis.supervise("redis-version", functools.partial(_check_server, chassis, state_url), endless=False)
+        record = InstanceRecord(
+            instance_id=instance_id,
+            role=role,
+            address=chassis.address,
+            admin_address=chassis.admin_address,
+            epoch=time.time(),
+            sequence=0,
+            lease_s=settings.lease_s,
+        )
         before = await stack.enter_async_context(AsyncExitStack())
         if role is Role.WORKER and settings.tier:
-            await before.enter_async_context(_loading(chassis))
+            await before.enter_async_context(_loading(chassis, record))
         if not await _completed(compose(chassis), stop):
             _log.info("stopped before it served")
             return False
@@ -267,25 +267,18 @@ async def serve(
         for each in (server, admin):
             await each.start()
             stack.push_async_callback(each.stop, 0)
-        record = InstanceRecord(
-            instance_id=instance_id,
-            role=role,
-            address=chassis.address,
-            admin_address=chassis.admin_address,
-            epoch=time.time(),
-            sequence=0,
-            lease_s=settings.lease_s,
-            metrics_address=slot.metrics_address if slot is not None else measured.metrics_address,
-            http_address=chassis.http_address,
-            model=chassis.model,
-            group_id=slot.group_id if slot is not None else "",
-        )
         await chassis.health.set_serving(True)  # before the others know it: routers ask for it at once
         registrar = await stack.enter_async_context(
             Registrar(
                 redis,
                 keys,
-                record,
+                replace(
+                    record,
+                    metrics_address=slot.metrics_address if slot is not None else measured.metrics_address,
+                    http_address=chassis.http_address,
+                    model=chassis.model,
+                    group_id=slot.group_id if slot is not None else "",
+                ),
                 interval_s=settings.publish_interval_s,
                 load=chassis.load,
                 place=chassis.place,
@@ -332,19 +325,11 @@ async def _check_server(chassis: Chassis, url: str) -> None:
         return
 
 
-def _loading(chassis: Chassis) -> Registrar:
+def _loading(chassis: Chassis, record: InstanceRecord) -> Registrar:
     """Tells the mesh, under a name of its own, that a worker loads. Its lease is long: loading may hold the interpreter."""
-    record = InstanceRecord(
-        instance_id=f"{LOADING}{chassis.instance_id}",
-        role=chassis.role,
-        address=chassis.address,
-        admin_address=chassis.admin_address,
-        epoch=time.time(),
-        sequence=0,
-        lease_s=LOADING_LEASES * chassis.settings.lease_s,
-        tier=chassis.settings.tier,
-    )
-    interval_s = chassis.settings.publish_interval_s
+    settings, name, lease_s = chassis.settings, f"{LOADING}{record.instance_id}", LOADING_LEASES * record.lease_s
+    record = replace(record, instance_id=name, lease_s=lease_s, tier=settings.tier)
+    interval_s = settings.publish_interval_s
     return Registrar(chassis.redis, chassis.keys, record, interval_s=interval_s, load=chassis.loading.load)
 
 

@@ -13,7 +13,5 @@ def read_score_predictor(path: Path) -> ScorePredictor:
     """
     try:
         return ScorePredictor.from_json(path.read_text())
-    except PredictorError as error:
-        raise PredictorError(f"{path}: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (PredictorError, OSError, UnicodeDecodeError) as error:
         raise PredictorError(f"{path}: {error}") from None

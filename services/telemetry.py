@@ -41,7 +41,7 @@ from penstock.services.settings import ServiceSettings
 from penstock.services.state.connection import connect_blocking
 from penstock.services.state.keys import Keys
 from penstock.services.state.traces import SpanRecord, write_spans
-from penstock.services.trace_sampling import EVERYTHING, NOTHING, Caller, SamplingLimits, TraceSampler
+from penstock.services.trace_sampling import NOTHING, Caller, SamplingLimits, TraceSampler
 from penstock.types.mesh_status import SpanEvent
 
 _log = logging.getLogger(__name__)
@@ -119,7 +119,6 @@ def set_up(
     *,
     state_url: str,
     keys: Keys,
-    host: str,
     metrics_host: str = "",
     sampling: SamplingLimits | None = None,
 ) -> Telemetry:
@@ -130,7 +129,7 @@ def set_up(
     resource = Resource.create(
         {"service.name": f"penstock-{service}", "service.instance.id": instance_id, "service.namespace": keys.mesh}
     )
-    tracers = TracerProvider(resource=resource, span_limits=_span_limits())
+    tracers = TracerProvider(resource=resource, span_limits=span_limits())
     if settings.trace_keep:
         redis_exporter = _RedisSpanExporter(connect_blocking(state_url), keys, service, settings.trace_keep)
         tracers.add_span_processor(BatchSpanProcessor(redis_exporter, schedule_delay_millis=500))
@@ -155,34 +154,28 @@ def set_up(
         unit="{failure}",
         description="Failures of background tasks of this process, by task.",
     )
-    page_host = metrics_host or settings.bind_host
+    server = serve_metrics(registry, metrics_host or settings.bind_host, settings.metrics_port)
+    sampler = None
+    if sampling is not None:
+        sampler = TraceSampler(sampling if exported else NOTHING, time.monotonic(), random.random)
+    tracer, meter = tracers.get_tracer("penstock"), meters.get_meter("penstock")
+    address = f"{settings.reachable_host}:{server.server_port}"
+    return Telemetry(tracer, meter, address, sampler, tracers, meters, server)
+
+
+def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> WSGIServer:
+    """Start the Prometheus endpoint.
+
+    Raises:
+        SettingsError: It cannot listen there.
+    """
     try:
-        server, _ = start_http_server(settings.metrics_port, addr=page_host, registry=registry)
+        return start_http_server(port, addr=host, registry=registry)[0]
     except OSError as error:
-        raise SettingsError(
-            f"metrics_port: cannot listen on {page_host}:{settings.metrics_port}: {error.strerror}"
-        ) from None
-    return Telemetry(
-        tracers.get_tracer("penstock"),
-        meters.get_meter("penstock"),
-        f"{host}:{server.server_port}",
-        TraceSampler(sampling if exported else NOTHING, time.monotonic(), random.random)
-        if sampling is not None
-        else None,
-        tracers,
-        meters,
-        server,
-    )
+        raise SettingsError(f"metrics_port: cannot listen on {host}:{port}: {error.strerror}") from None
 
 
-def disabled() -> Telemetry:
-    """Telemetry without exporters, for tests."""
-    tracers, meters = TracerProvider(span_limits=_span_limits()), MeterProvider()
-    sampler = TraceSampler(EVERYTHING, time.monotonic(), random.random)
-    return Telemetry(tracers.get_tracer("penstock"), meters.get_meter("penstock"), "", sampler, tracers, meters)
-
-
-def _span_limits() -> SpanLimits:
+def span_limits() -> SpanLimits:
     if OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT in os.environ:
         return SpanLimits()
     return SpanLimits(max_span_attribute_length=MAX_ATTRIBUTE_CHARS)
@@ -206,9 +199,6 @@ class _RedisSpanExporter(SpanExporter):
 
     def shutdown(self) -> None:
         self._client.close()
-
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        return True
 
 
 def _record(span: ReadableSpan, service: str) -> SpanRecord:
@@ -320,44 +310,34 @@ def current_trace_id() -> str:
     return format_trace_id(context.trace_id) if context.is_valid else ""
 
 
-class _TextFormatter(logging.Formatter):
-    def __init__(self, service: str) -> None:
+class _Formatter(logging.Formatter):
+    """as_json: an object per line for log collectors, else text for people."""
+
+    def __init__(self, service: str, *, as_json: bool) -> None:
         super().__init__()
-        self._service = service
+        self._service, self._as_json = service, as_json
 
     def format(self, record: logging.LogRecord) -> str:
+        level, message, trace_id = record.levelname.lower(), record.getMessage(), current_trace_id()
+        exception = self.formatException(record.exc_info) if record.exc_info else ""
+        if self._as_json:
+            data = {"time": record.created, "level": level, "service": self._service, "logger": record.name}
+            data["message"] = message
+            if trace_id:
+                data["trace_id"] = trace_id
+            if exception:
+                data["exception"] = exception
+            return json.dumps(data)
         when = time.strftime("%H:%M:%S", time.localtime(record.created))
-        traced = f" trace={trace_id}" if (trace_id := current_trace_id()) else ""
-        line = (
-            f"{when}.{int(record.msecs):03d} {record.levelname.lower():7} {self._service} {record.getMessage()}{traced}"
-        )
-        return line + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
-
-
-class _JsonFormatter(logging.Formatter):
-    def __init__(self, service: str) -> None:
-        super().__init__()
-        self._service = service
-
-    def format(self, record: logging.LogRecord) -> str:
-        data = {
-            "time": record.created,
-            "level": record.levelname.lower(),
-            "service": self._service,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if trace_id := current_trace_id():
-            data["trace_id"] = trace_id
-        if record.exc_info:
-            data["exception"] = self.formatException(record.exc_info)
-        return json.dumps(data)
+        traced = f" trace={trace_id}" if trace_id else ""
+        line = f"{when}.{int(record.msecs):03d} {level:7} {self._service} {message}{traced}"
+        return f"{line}\n{exception}" if exception else line
 
 
 def set_up_logging(service: str, settings: ServiceSettings) -> None:
     """Log to stderr with trace ids."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonFormatter(service) if settings.log_format == "json" else _TextFormatter(service))
+    handler.setFormatter(_Formatter(service, as_json=settings.log_format == "json"))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
 
 

@@ -29,11 +29,6 @@ class TextThread:
         self._max, self._waiting, self._lock = max_waiting_characters, 0, threading.Lock()
         self._per_s = FIRST_CHARACTERS_PER_S
 
-    @property
-    def waiting_characters(self) -> int:
-        """Characters of waiting and running work."""
-        return self._waiting
-
     def submit(self, characters: int, work: Callable[[], _T]) -> "asyncio.Future[_T]":
         """Queue `work` on a text of this length. Cancelling the future removes it from the queue.
 

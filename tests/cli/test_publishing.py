@@ -10,14 +10,8 @@ import pytest
 import yaml
 
 from penstock.cli import targets
-<<<<<<< HEAD
 from penstock.cli.mesh_plan import PlannedTier, other_drafters
-from penstock.types.plans import Plan, TierPlan
 from penstock.question_files.questions import load_models
-=======
-from penstock.cli.plan_changes import PlannedTier, other_drafters
-from penstock.question_files import load_models
->>>>>>> 7351a138 (Keep all value types of plans and events in penstock.types)
 from penstock.services.domain.plans import same_model
 from penstock.services.mesh_file import load_mesh_file
 from penstock.types.plans import Plan, TierPlan

@@ -27,15 +27,7 @@ from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.instances import Role
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
 from penstock.services.domain.workload import RequestRecord, TierVisit, Window
-from penstock.services.processes import (
-    FIRST_PAUSE_S,
-    LONGEST_PAUSE_S,
-    ProcessSpec,
-    Watched,
-    Watcher,
-    free_port,
-    restart_pause_s,
-)
+from penstock.services.processes import ProcessSpec, Watched, Watcher, free_port
 from penstock.services.state.connection import connect
 from penstock.services.state.keys import Keys
 from penstock.services.state.workload import WorkloadStore
@@ -62,13 +54,6 @@ def workers(mesh: LocalMesh) -> dict[str, int]:
 
 def sleeper(folder: Path, code: str, stop_s: float = 5.0) -> ProcessSpec:
     return ProcessSpec("sleeper", [sys.executable, "-c", code], {}, folder / "sleeper.log", 1, stop_s)
-
-
-def test_pauses_between_restarts_double_up_to_a_limit() -> None:
-    pauses = [restart_pause_s(crashes) for crashes in range(1, 10)]
-    assert pauses[0] == FIRST_PAUSE_S
-    assert pauses == sorted(pauses)
-    assert pauses[-1] == LONGEST_PAUSE_S
 
 
 def test_no_two_processes_are_given_the_same_port(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,11 +18,11 @@ from penstock.router_service.generation.request_driver import RequestDriver
 from penstock.router_service.openai_gateway.replies import Choice
 from penstock.router_service.telemetry.late_traces import LateTraces
 from penstock.router_service.telemetry.stats import RouterStats
-from penstock.services import telemetry
 from penstock.services.domain.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
 from penstock.services.domain.mesh_view import MeshView
 from penstock.types.prompts import TextPrompt
 from penstock.types.sampling import SamplingParams
+from tests.support.telemetry_off import telemetry_off
 
 LATER = 1e12
 
@@ -135,7 +135,7 @@ async def test_hints_are_spread_by_jitter_and_bounded() -> None:
 
 async def test_each_of_several_requests_gives_its_own_place_back_and_errors_are_counted_as_what_they_are() -> None:
     """One that ends before the others makes room; a refusal is a rejection, no failure."""
-    queue, measured, unused = AdmissionQueue(max_active=2, max_waiting=0), telemetry.disabled(), cast("Any", None)
+    queue, measured, unused = AdmissionQueue(max_active=2, max_waiting=0), telemetry_off(), cast("Any", None)
     view = MeshView()  # no plan: a request fails at once
     stats = RouterStats(measured.meter, view)
     late_traces = LateTraces(measured.tracer, measured.keeps_trace, slow_s=60.0)

@@ -200,7 +200,7 @@ async def test_the_sweep_survives_a_fault_and_metrics_tell_of_it(
 async def test_a_process_is_started_again_though_starting_it_failed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(processes, "RESTART", Restart(first_s=0.01))
     before = background.failures["process-watch"]
     watcher = Watcher()
     argv = [sys.executable, "-c", "import time; time.sleep(600)"]

@@ -13,12 +13,15 @@ from penstock.proto.common.v1 import common_pb2
 from penstock.proto.router.v1 import router_pb2 as pb
 from penstock.proto.router.v1 import router_pb2_grpc
 from penstock.router_service import proto_codec
-from penstock.services import errors, telemetry
+from penstock.services import errors
+from penstock.services.access.guard import CallGuard
+from penstock.services.access.roles import Listener
 from penstock.services.domain.errors import InvalidRequest, NotFound, PenstockError
 from penstock.services.grpc_types import Context
 from penstock.services.health import Health
 from penstock.services.interceptors import ChassisInterceptor
 from penstock.types.problems import FieldProblem
+from tests.support.telemetry_off import telemetry_off
 
 GENERATE = "/penstock.router.v1.RouterService/Generate"
 LIST_MODELS = "/penstock.router.v1.RouterService/ListModels"
@@ -39,9 +42,17 @@ class Checking(router_pb2_grpc.RouterServiceServicer):
         return pb.ListModelsResponse()
 
 
+class Unguarded(CallGuard):
+    """Lets every call pass."""
+
+    def check(self, method: str, context: Context) -> None:
+        pass
+
+
 @pytest.fixture
 async def channel() -> AsyncIterator[aio.Channel]:
-    server = aio.server(interceptors=(ChassisInterceptor(telemetry.disabled(), write_timeout_s=60.0),))
+    guard = Unguarded(Listener.CLIENT, certificates=False)
+    server = aio.server(interceptors=(ChassisInterceptor(telemetry_off(), write_timeout_s=60.0, guard=guard),))
     router_pb2_grpc.add_RouterServiceServicer_to_server(Checking(), server)
     Health(server, "test").offer(pb.DESCRIPTOR.services_by_name["RouterService"].full_name)
     port = server.add_insecure_port("127.0.0.1:0")

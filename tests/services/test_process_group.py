@@ -26,13 +26,14 @@ TIMEOUT_S = 120.0
 STUCK_S = 4.0  # more than a process waits for the CPU on a busy machine
 PARENT = """
 import os, sys
+from dataclasses import replace
 from penstock.services.domain.instances import Role
 from penstock.services import process_group, processes
 from penstock.services.process_group import run_group
 from penstock.services.processes import exits_on_unusable_settings
 from penstock.services.settings import ServiceSettings
 process_group.STUCK_S = float(os.environ.get("STUCK_S", process_group.STUCK_S))
-processes.FIRST_PAUSE_S = 0.05
+processes.RESTART = replace(processes.RESTART, first_s=0.05)
 with exits_on_unusable_settings("router"):
     sys.exit(run_group(Role.ROUTER, "tests.support.slot_process", ServiceSettings.load(), 2))
 """

@@ -16,6 +16,7 @@ from tests.conftest import MeshRunner
 from tests.support.measured import trace_with
 from tests.support.mesh import TestMesh
 from tests.support.otlp import otlp_collector
+from tests.support.telemetry_off import telemetry_off
 from tests.support.waiting import until_answered
 
 MESH = {"tiers": [{"name": "small", "model": "s", "threshold": 95}, {"name": "large", "model": "l"}]}
@@ -119,7 +120,7 @@ async def test_spans_reach_any_otlp_collector(run_mesh: MeshRunner, monkeypatch:
 
 def test_attribute_values_of_spans_are_truncated() -> None:
     """Errors quote peers and clients; a trace of such a text costs no more than the limit."""
-    measured = telemetry.disabled()
+    measured = telemetry_off()
     span = measured.tracer.start_span("s")
     span.set_attribute("error", "x" * 10 * telemetry.MAX_ATTRIBUTE_CHARS)
     assert isinstance(span, ReadableSpan)

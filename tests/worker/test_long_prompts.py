@@ -281,7 +281,6 @@ async def test_what_waits_to_be_tokenized_is_bounded() -> None:
     thread.close()
     with pytest.raises(Unavailable):
         thread.submit(1, lambda: 7)
-    assert thread.waiting_characters == 0
 
 
 async def test_a_template_that_fails_is_the_messages_fault(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from grpc import aio
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from penstock.services import errors, telemetry
+from penstock.services import errors
 from penstock.services.domain.errors import (
     AlreadyRunning,
     DeadlineExceeded,
@@ -38,6 +38,7 @@ from penstock.worker_service.replies.reply_demultiplexer import (
 from penstock.worker_service.replies.token_columns import MAX_CHARACTER_BYTES
 from tests.support.held_engine import held_engines
 from tests.support.mesh import Stub
+from tests.support.telemetry_off import telemetry_off
 from tests.worker.test_worker_service import asked, stub, stub_and_worker
 
 __all__ = ["stub", "stub_and_worker"]
@@ -228,7 +229,7 @@ END = pb.GenerateResponse(finished=pb.EngineFinished())
 
 
 def session(serve: Serve) -> ReplyDemultiplexer:
-    return ReplyDemultiplexer(serve, CallRecorder(telemetry.disabled()), asyncio.Event())
+    return ReplyDemultiplexer(serve, CallRecorder(telemetry_off()), asyncio.Event())
 
 
 async def steps(*messages: pb.GenerateManyRequest) -> AsyncIterator[pb.GenerateManyRequest]:
