@@ -134,7 +134,7 @@ class ServiceSettings(BaseSettings):
         """
         url = os.environ.get("REDIS_URL", "")
         if not self.redis_url and (problem := redis_url_problem(url)):
-            raise SettingsError(f"REDIS_URL: {problem}", [FieldProblem("REDIS_URL", problem)])
+            raise _bad_variable("REDIS_URL", problem)
         url = self.redis_url or url or mesh.redis_url
         if not url:
             raise SettingsError("redis_url: neither PENSTOCK_REDIS_URL, REDIS_URL nor the mesh file names a Redis")
@@ -177,8 +177,7 @@ class ServiceSettings(BaseSettings):
         if self.router_processes is None:
             return mesh.router.processes
         if problem := processes_problem(self.router_processes, mesh.router):
-            fault = FieldProblem("PENSTOCK_ROUTER_PROCESSES", problem)
-            raise SettingsError(joined([fault]), [fault])
+            raise _bad_variable("PENSTOCK_ROUTER_PROCESSES", problem)
         return self.router_processes
 
     def certificate_folder(self, mesh: MeshFile) -> Path | None:
@@ -201,8 +200,11 @@ def _named(parse: Callable[[str], T], name: str, variable: str) -> T | None:
     try:
         return parse(name) if name else None
     except ValueError as error:
-        fault = FieldProblem(variable, str(error))
-        raise SettingsError(joined([fault]), [fault]) from None
+        raise _bad_variable(variable, str(error)) from None
+
+
+def _bad_variable(name: str, problem: str) -> SettingsError:
+    return SettingsError(f"{name}: {problem}", [FieldProblem(name, problem)])
 
 
 def environment_value(name: str) -> str | None:

@@ -23,16 +23,11 @@ class Answered:
 
 
 class AsyncJudge:
-    """A client of one judge.
+    """A client of one judge, at `host:port`."""
 
-    target: `host:port`. timeout_s: of one call.
-    """
-
-    def __init__(
-        self, target: str, *, timeout_s: float = connection.DEFAULT_TIMEOUT_S, tls: connection.Tls | None = None
-    ) -> None:
+    def __init__(self, target: str, *, tls: connection.Tls | None = None) -> None:
         self._channel = connection.aio_channel(target, connection.administrative(tls, "judge"), connection.OPTIONS)
-        self._timeout_s = timeout_s
+        self._stub: judge_pb2_grpc.JudgeServiceAsyncStub = judge_pb2_grpc.JudgeServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:
         return self
@@ -47,8 +42,7 @@ class AsyncJudge:
             PenstockError: The call failed.
         """
         with errors.raised_from_rpc():
-            stub = judge_pb2_grpc.JudgeServiceStub(self._channel)
-            listed = await stub.ListScorers(pb.ListScorersRequest(), timeout=self._timeout_s)
+            listed = await self._stub.ListScorers(pb.ListScorersRequest(), timeout=connection.DEFAULT_TIMEOUT_S)
         return [from_message(scorer, ScorerInfo) for scorer in listed.scorers], listed.default_scorer
 
     async def score(self, answers: Sequence[Answered], scorer: str = "") -> list[float]:
@@ -68,7 +62,7 @@ class AsyncJudge:
         items = tuple([_item(answered) for answered in answers])
         request = to_message(ScoreRequest(items, scorer), pb.ScoreRequest)
         with errors.raised_from_rpc():
-            response = await judge_pb2_grpc.JudgeServiceStub(self._channel).Score(request, timeout=self._timeout_s)
+            response = await self._stub.Score(request, timeout=connection.DEFAULT_TIMEOUT_S)
         return [from_message(result, ScoreResult) for result in response.results]
 
 

@@ -6,7 +6,7 @@ from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from penstock.types.limits import AtMost
-from penstock.types.problems import FieldProblem
+from penstock.types.problems import FieldProblem, length_problems
 
 MAX_SLO_PHASES = 64
 MAX_SLO_MARKER_CHARS = 64
@@ -85,9 +85,8 @@ class Slo:
             ['slo.time_to_first_token']
         """
         ttft = self.time_to_first_token_s
-        if len(self.name) > MAX_SLO_NAME_CHARS:
-            yield FieldProblem(f"{path}.name", f"must have at most {MAX_SLO_NAME_CHARS} characters")
-        elif self.name and self.asks:
+        yield from length_problems(self.name, MAX_SLO_NAME_CHARS, f"{path}.name")
+        if self.name and self.asks:
             yield FieldProblem(f"{path}.name", "must not be combined with objectives: the class has its own")
         if ttft is not None and not MIN_SLO_S <= ttft <= MAX_SLO_S:
             yield FieldProblem(f"{path}.time_to_first_token", _SLO_RANGE)
@@ -96,16 +95,14 @@ class Slo:
             return
         last = -1
         for i, phase in enumerate(self.phases):
-            if len(phase.after_marker) > MAX_SLO_MARKER_CHARS:
-                yield FieldProblem(f"{path}.phases[{i}].after_marker", f"longer than {MAX_SLO_MARKER_CHARS} characters")
-            elif phase.after_marker and phase.from_output_token:
-                yield FieldProblem(f"{path}.phases[{i}].after_marker", "must not be set with from_output_token_count")
+            at = f"{path}.phases[{i}]"
+            yield from length_problems(phase.after_marker, MAX_SLO_MARKER_CHARS, f"{at}.after_marker")
+            if phase.after_marker and phase.from_output_token:
+                yield FieldProblem(f"{at}.after_marker", "must not be set with from_output_token_count")
             if not phase.after_marker and phase.from_output_token <= last:
-                yield FieldProblem(
-                    f"{path}.phases[{i}].from_output_token_count", "must be greater than in the previous phase"
-                )
+                yield FieldProblem(f"{at}.from_output_token_count", "must be greater than in the previous phase")
             if not MIN_SLO_S <= phase.time_per_output_token_s <= MAX_SLO_S:
-                yield FieldProblem(f"{path}.phases[{i}].time_per_output_token", _SLO_RANGE)
+                yield FieldProblem(f"{at}.time_per_output_token", _SLO_RANGE)
             last = last if phase.after_marker else phase.from_output_token
 
 
