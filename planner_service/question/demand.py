@@ -75,8 +75,11 @@ def continued(trace: Workload, requests: int) -> Workload:
     laps = -(-requests // len(trace)) + 1
     gap_s = 1 / trace.rate_per_s if trace.rate_per_s > 0 else 0.0
     lap_s = float(trace.arrival_s[-1] - trace.arrival_s[0]) + gap_s
-    laid = trace.subset(np.tile(np.arange(len(trace)), laps))
-    return replace(laid, arrival_s=laid.arrival_s + np.repeat(lap_s * np.arange(laps), len(trace)))
+    rows = np.tile(np.arange(len(trace)), laps)
+    arrival_s = trace.arrival_s[rows] + np.repeat(lap_s * np.arange(laps), len(trace))
+    return Workload(
+        arrival_s, trace.input_tokens[rows], trace.output_tokens[rows], trace.priority[rows], trace.cached_tokens[rows]
+    )
 
 
 def workload_digest(demand: Demand) -> str:

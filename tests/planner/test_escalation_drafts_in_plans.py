@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.planner_service.api import plans
-from penstock.planner_service.manifests.render import groups, mesh_file, planned_tiers
+from penstock.planner_service.manifests.render import groups, mesh_file
 from penstock.planner_service.question.site import ONE_GPU, replica_kinds
 from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.routing.deployer import Deployer
@@ -106,7 +106,7 @@ def test_tiers_with_drafts_run_on_one_gpu_by_an_engine_that_takes_them() -> None
     assert measured.replica(2, two.shape, 1000) == (None, f"large has drafts: {ONE_GPU}, not TP=2")
     on_one = [[(ReplicaShape(1, 1), 1)]] * 3
     assert [group.drafts for group in groups(site, on_one)] == [False, True, True]
-    tiers = mesh_file(site, planned_tiers((50.0, 50.0), (1, 1, 1)))["tiers"]
+    tiers = mesh_file(site, [{"workers": 1}] * 3)["tiers"]
     assert [tier["engine"] for tier in tiers] == ["sglang", "torch", "torch"]
     assert "speculation" not in tiers[2]
 
