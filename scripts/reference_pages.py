@@ -9,6 +9,7 @@ import enum
 import inspect
 import re
 import sys
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import typer
 
 import penstock.client
 from penstock.cli.main import app
+from penstock.types.limits import AtMost
 from scripts.settings_page import documented
 from scripts.settings_page import page as settings_page
 
@@ -87,11 +89,10 @@ def sdk_page() -> str:
         parts.append(f"### `{name}`\n\n{_text(inspect.getdoc(value))}\n")
         if dataclasses.is_dataclass(value):
             meanings = {field: f": {_cell(meaning)}" for field, meaning in documented(value).items()}
-            shown = [
-                f"- `{field.name}: {_annotation(field.type)}`{_default(field)}{meanings.get(field.name, '')}"
-                for field in dataclasses.fields(value)
-            ]
-            parts.append("\n".join(shown) + "\n")
+            for field in dataclasses.fields(value):
+                limits = f"{_default(field)}{_limits(field.type)}{meanings.get(field.name, '')}"
+                parts.append(f"- `{field.name}: {_annotation(field.type)}`{limits}")
+            parts.append("")
         elif issubclass(value, enum.Enum):
             parts.append(", ".join(f"`{member.name}`" for member in value) + "\n")
     return "\n".join(parts)
@@ -104,7 +105,17 @@ def _signature(function: Any) -> str:
 
 
 def _annotation(kind: Any) -> str:
+    """A type without what limits its values."""
+    if hasattr(kind, "__metadata__"):
+        return _annotation(typing.get_args(kind)[0])
     return kind if isinstance(kind, str) else re.sub(r"\b[a-z_]+(?:\.[a-z_]+)*\.", "", inspect.formatannotation(kind))
+
+
+def _limits(kind: Any) -> str:
+    """What limits the values of a type: `, from 0 to 2`."""
+    about = getattr(kind, "__metadata__", ())
+    shown = [f"at most {each.count} {each.what}" if isinstance(each, AtMost) else str(each) for each in about]
+    return "".join(f", {each}" for each in shown)
 
 
 def _default(field: "dataclasses.Field[Any]") -> str:
