@@ -94,7 +94,10 @@ def _with_chosen(question: AdmissionQuestion, chosen: int | np.int64) -> Columns
         if c >= 0 and chosen >> c & 1 == 0:
             continue
         of, column = (question.running, i) if c < 0 else (question.new, c)
-        counts[:, at], times[:, at] = of.counts[:, column], of.times[:, column]
+        for row in range(COUNTS):
+            counts[row, at] = of.counts[row, column]
+        for row in range(TIMES):
+            times[row, at] = of.times[row, column]
         times[RELEASE_S, at] = -np.inf
         at += 1
     return Columns(counts, times)
