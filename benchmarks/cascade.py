@@ -56,7 +56,7 @@ from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.planner_service.simulator import Dispatch, Workload, serve
-from penstock.planner_service.simulator.tier import alone_latency
+from penstock.planner_service.simulator.tier import alone_times
 from penstock.planner_service.simulator.workload import Floats
 from penstock.services.domain.hardware import ClusterSpec, ModelSpec
 from penstock.types.planning import Model
@@ -218,7 +218,7 @@ def measure(family: Family, split: int, shares: Sequence[float]) -> list[dict[st
     idle = cascade_systems.alone(site, fit.demand(1e-3, PLANNED[0]), last)
     kind = idle.strategies[last].replicas[0][0]
     work = Workload(np.zeros(len(fit.judged)), fit.judged.input_tokens, fit.judged.output_tokens[:, last])
-    unit_s = float(alone_latency(work, kind).mean())
+    unit_s = float(alone_times(work, kind).finish_s.mean())
     slo_s = SCALE * unit_s
     burst = serve(work, [r for r, n in idle.strategies[last].replicas for _ in range(n)])
     guess = len(work) / float(burst.finish_s.max())

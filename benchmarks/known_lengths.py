@@ -41,7 +41,7 @@ from penstock.planner_service.simulator.loop import serve_on
 from penstock.planner_service.simulator.placed import STILL
 from penstock.planner_service.simulator.policies import LeastWork
 from penstock.planner_service.simulator.workload import Floats, Ints
-from penstock.planner_service.stages.partition import MoveCost, layout_quality, plan_stages
+from penstock.planner_service.stages.partition import layout_quality, plan_stages
 from penstock.planner_service.stages.replay import PolicyOf, Replayer
 from penstock.planner_service.stages.sample import LengthSample, count_in_flight, in_flight
 from penstock.services.domain.slo.reply_length import DEFAULT_QUANTILE, ReplyLengths
@@ -169,7 +169,7 @@ def stages(trace: str) -> dict[str, Any]:
     """The cost of layouts for the sequences in flight of the second half, over that of one stage."""
     of = scene(trace)
     qoe, replica = of.measured.qoe, of.measured.replica
-    move = MoveCost(of.measured.kv_bytes_per_token, of.moves(0.0).bandwidth_bytes_per_s)
+    move = of.moves(0.0)
     past, future = halves(trace)
     rate = max(LOADS) * STAGED_INSTANCES * replica.capacity_per_s(*future.mean_tokens)
     past, future = of.at(past, rate), of.at(future, rate)

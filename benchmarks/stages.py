@@ -40,10 +40,10 @@ from penstock.planner_service.files.profiles import qoe_errors
 from penstock.planner_service.files.stage_replica import StageReplica, read_replica
 from penstock.planner_service.simulator import Workload
 from penstock.planner_service.simulator.cluster import Cluster, Moves
-from penstock.planner_service.simulator.loop import ClusterServed, serve_cluster
+from penstock.planner_service.simulator.loop import serve_on
 from penstock.planner_service.simulator.policies import LeastWork, Policy
 from penstock.planner_service.simulator.staged import Staged
-from penstock.planner_service.stages.partition import MoveCost, Problem, exponential_cuts
+from penstock.planner_service.stages.partition import Problem, exponential_cuts
 from penstock.planner_service.stages.profile import batches_of
 from penstock.planner_service.stages.proposals import propose
 from penstock.planner_service.stages.replay import (
@@ -105,8 +105,7 @@ class Scene:
     def layouts(self, rate: float, bandwidth: float = BANDWIDTH_BYTES_PER_S) -> list[StageLayout]:
         past, replica, qoe = self.at(self.past, rate), self.measured.replica, self.measured.qoe
         sample = in_flight(past, count_replayed(past, replica, self.moves(0.0, bandwidth), INSTANCES))
-        move = MoveCost(self.measured.kv_bytes_per_token, bandwidth)
-        return propose(past, sample, qoe, replica, INSTANCES, self.top, move)
+        return propose(past, sample, qoe, replica, INSTANCES, self.top, self.moves(0.0, bandwidth))
 
 
 def scene(name: str) -> Scene:
@@ -121,7 +120,7 @@ def scene(name: str) -> Scene:
     return Scene(name, past, future, read_replica(None, MODEL, GPU, past))
 
 
-def by_class(work: Workload, served: ClusterServed) -> list[dict[str, float]]:
+def by_class(work: Workload, served: Cluster) -> list[dict[str, float]]:
     """Requests by length of prompt. tokens_served: output tokens made before the last arrival, over all of the class."""
     arrival, bounds = work.arrival_s - work.arrival_s[0], [0, *CLASSES, np.inf]
     ttft, figures = served.first_s - arrival, []
@@ -163,9 +162,9 @@ def replay(name: str, mixed: float) -> dict[str, Any]:
         contenders["stages"] = staged(verdict.layout, measured.qoe)
     rows = dict[str, Any]()
     for contender, policy in contenders.items():
-        served = serve_cluster(replayer.work, measured.replica, INSTANCES, replayer.moves, policy)
+        served = serve_on(Cluster(replayer.work, [measured.replica] * INSTANCES, replayer.moves), policy)
         rows[contender] = {
-            **asdict(figures_of(replayer.work, served)),
+            **asdict(figures_of(served)),
             "sustained_per_s": replayer.sustained_per_s(policy),
             "classes": by_class(replayer.work, served),
             "moved_tokens": served.moved_tokens,
@@ -183,7 +182,10 @@ def replay(name: str, mixed: float) -> dict[str, Any]:
 
 
 def _verdict(verdict: Any) -> dict[str, Any]:
-    return asdict(verdict) | {"sentence": verdict.sentence}
+    """The changes one by one, as results have them."""
+    figures = asdict(verdict)
+    changes = figures.pop("changes")
+    return figures | changes._asdict() | {"sentence": verdict.sentence}
 
 
 def sweep_bandwidth(name: str) -> dict[str, Any]:
@@ -265,17 +267,17 @@ def partition_times(rounds: int) -> dict[str, Any]:
     """Best of `rounds` (after one that compiles), seconds."""
     work = read_trace(public("traces/mooncake_conversation.csv.gz"))
     qoe = read_replica(None, MODEL, GPU, work).qoe
-    move, times_by_instances = MoveCost(114_688, BANDWIDTH_BYTES_PER_S), dict[str, Any]()
+    move, times_by_instances = Moves(114_688, BANDWIDTH_BYTES_PER_S), dict[str, Any]()
     work = work.subset(work.input_tokens + work.output_tokens < 131_072)
     for instances, per_instance in ((16, 40), (128, 40), (1024, 40)):
         sample = in_flight(work, instances * per_instance)
         exact_s = min(_timed(sample, qoe, instances, move) for _ in range(rounds + 1))
-        times_by_instances[str(instances)] = {"exact_s": exact_s, "sequences": len(sample)}
+        times_by_instances[str(instances)] = {"exact_s": exact_s, "sequences": len(sample.tokens)}
         print(f"{instances:>5} instances, 128K: {1000 * exact_s:.1f} ms", flush=True)
     return times_by_instances
 
 
-def _timed(sample: LengthSample, qoe: QoeModel, instances: int, move: MoveCost) -> float:
+def _timed(sample: LengthSample, qoe: QoeModel, instances: int, move: Moves) -> float:
     began = time.perf_counter()
     problem = Problem(sample, qoe, instances, move, exponential_cuts(131_072))
     problem.layout(problem.exact())

@@ -35,10 +35,9 @@ def simulators() -> None:
     from penstock.planner_service.deployment.search import LatencyTable
     from penstock.planner_service.simulator import Dispatch, EngineLimits, Replica, Workload, kernel
     from penstock.planner_service.simulator.batch_step import COUNTERS, LATENCY, Lateness, Outcome
-    from penstock.planner_service.simulator.cluster import Moves
-    from penstock.planner_service.simulator.loop import serve_cluster
+    from penstock.planner_service.simulator.cluster import Cluster, Moves
+    from penstock.planner_service.simulator.loop import serve_on
     from penstock.planner_service.simulator.policies import LeastWork
-    from penstock.planner_service.stages.partition import MoveCost
     from penstock.planner_service.stages.proposals import propose
     from penstock.planner_service.stages.sample import in_flight
     from penstock.services.domain.hardware import ReplicaShape
@@ -49,8 +48,8 @@ def simulators() -> None:
     replica = Replica(ReplicaShape(1, 1), latency, 4096, EngineLimits(4, 64))
     work = Workload(np.arange(4.0), np.full(4, 20), np.full(4, 5))
     LatencyTable(work, [replica], Dispatch.CAPACITY, 95.0).latency_s(2)
-    propose(work, in_flight(work, 8), QoeModel(0.005, 1e-5, 1e-8, 0.0, 2e-7), replica, 2, 64, MoveCost(1e5, 1e12))
-    serve_cluster(work, replica, 2, Moves(1e5, 1e9, 0.0), LeastWork)
+    propose(work, in_flight(work, 8), QoeModel(0.005, 1e-5, 1e-8, 0.0, 2e-7), replica, 2, 64, Moves(1e5, 1e12))
+    serve_on(Cluster(work, [replica] * 2, Moves(1e5, 1e9)), LeastWork)
     endless = np.full(4, np.inf)
     # a single replica, as the tests hold it against the scheduler that serves
     outcome = Outcome(np.zeros(4), np.zeros(4), np.zeros(COUNTERS))

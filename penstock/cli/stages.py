@@ -63,7 +63,7 @@ def stages(
     from penstock.planner_service.api.stages import at_rate, staged
     from penstock.planner_service.files.measured import read_trace
     from penstock.planner_service.files.stage_replica import read_replica
-    from penstock.planner_service.stages.partition import MoveCost
+    from penstock.planner_service.simulator.cluster import Moves
 
     if apply is not None and not replay:
         fail("--apply: only layouts that a replay favours are published; leave out --no-replay", 2)
@@ -78,8 +78,8 @@ def stages(
         if max_length <= work.longest_tokens:
             fail(f"--max-tokens must exceed the trace's longest request, {work.longest_tokens} tokens", 2)
         measured = read_replica(profile, model, gpu, work)
-        move, replayer = MoveCost(measured.kv_bytes_per_token, bandwidth * 1e9), (work, measured.replica)
-        result = staged(instances, max_length, move, qoe=measured.qoe, trace=replayer, replayed=replay)
+        moves, replayer = Moves(measured.kv_bytes_per_token, bandwidth * 1e9), (work, measured.replica)
+        result = staged(instances, max_length, moves, qoe=measured.qoe, trace=replayer, replayed=replay)
         planned, sample, verdict, took_s = result.plan, result.sample, result.verdict, result.took_s
         figures = plan_json(planned, took_s) | {"verdict": None if verdict is None else verdict_json(verdict)}
         written = []
@@ -155,11 +155,11 @@ def verdict_json(verdict: "ReplayVerdict") -> dict[str, Any]:
 
     before: the same changes on the requests before; null where they were not replayed.
     """
-    layout, changes = verdict.layout, ("ttft_p50_change", "ttft_p95_change", "tpot_change", "sustained_rate_change")
+    layout, before = verdict.layout, verdict.before
     return {
         "use_stages": verdict.use_stages,
-        **{name: getattr(verdict, name) for name in changes},
-        "before": None if verdict.before is None else dict(zip(changes, verdict.before, strict=True)),
+        **verdict.changes._asdict(),
+        "before": None if before is None else before._asdict(),
         "sentence": verdict.sentence,
         "replayed": verdict.replayed,
         "stages": [] if layout is None else [dataclasses.asdict(stage) for stage in layout.stages],

@@ -8,7 +8,7 @@ from penstock.planner_service.files.profiles import fit_qoe
 from penstock.planner_service.simulator import Replica, Workload
 from penstock.planner_service.simulator.cluster import Moves
 from penstock.planner_service.stages.choice import choose
-from penstock.planner_service.stages.partition import MoveCost, StagePlan, plan_stages, with_layout
+from penstock.planner_service.stages.partition import StagePlan, plan_stages, with_layout
 from penstock.planner_service.stages.profile import batches_of
 from penstock.planner_service.stages.replay import ReplayVerdict
 from penstock.planner_service.stages.sample import LengthSample, count_in_flight, in_flight
@@ -40,7 +40,7 @@ def at_rate(work: Workload, rate: float | None) -> Workload:
 def staged(
     instances: int,
     max_tokens: int,
-    move: MoveCost,
+    moves: Moves,
     *,
     qoe: QoeModel | None = None,
     sample: LengthSample | None = None,
@@ -66,10 +66,9 @@ def staged(
         if trace is None:
             raise invalid("sequences", "missing, and there is no trace that has them")
         sample = in_flight(trace[0], count_in_flight(trace[0], qoe, instances, trace[1]))
-    plan = plan_stages(sample, qoe, instances, max_tokens, move)
+    plan = plan_stages(sample, qoe, instances, max_tokens, moves)
     verdict, took_s = None, time.monotonic() - began
     if trace is not None and replayed:
-        moves = Moves(move.kv_bytes_per_token, move.bandwidth_bytes_per_s, mixed=0.0)
         verdict = choose(*trace, moves, qoe, instances, max_tokens, against)
-        plan = with_layout(plan, verdict.chosen, sample, qoe, move)
+        plan = with_layout(plan, verdict.chosen, sample, qoe, moves)
     return Stages(plan, qoe, sample, verdict, took_s)

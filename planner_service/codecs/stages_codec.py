@@ -47,10 +47,7 @@ def against_from_proto(request: pb.PlanStagesRequest) -> StageLayout | None:
 def verdict_to_proto(verdict: ReplayVerdict) -> pb.StagesVerdict:
     return pb.StagesVerdict(
         use_stages=verdict.use_stages,
-        ttft_p50_change=verdict.ttft_p50_change,
-        ttft_p95_change=verdict.ttft_p95_change,
-        tpot_change=verdict.tpot_change,
-        sustained_rate_change=verdict.sustained_rate_change,
+        **verdict.changes._asdict(),
         sentence=verdict.sentence,
         replayed_count=verdict.replayed,
         judged=() if verdict.layout is None else [to_message(stage, pb.Stage) for stage in verdict.layout.stages],

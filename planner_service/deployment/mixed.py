@@ -10,14 +10,23 @@ same GPUs of each type, the KEPT most promising. Of more than MOST_KINDS kinds, 
 those that are fastest, by type.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from penstock.planner_service.deployment.ranking import ROUNDING
 from penstock.planner_service.deployment.saturation import Sustain
-from penstock.planner_service.deployment.search import INFEASIBLE, NOTHING, LatencyTable, Parts, Strategy
+from penstock.planner_service.deployment.search import (
+    INFEASIBLE,
+    NOTHING,
+    LatencyTable,
+    Parts,
+    Strategy,
+    growing_counts,
+)
 from penstock.planner_service.simulator.felt import Measured
 from penstock.planner_service.simulator.tier import Dispatch, Replica
 from penstock.planner_service.simulator.workload import Bools, Floats, Ints, Workload
@@ -56,6 +65,15 @@ class GpuTypes:
         return float(sum(n * cost for n, cost in zip(room, self.cost, strict=True)))
 
 
+class _Candidates(NamedTuple):
+    """M multisets of replicas, from the cheapest up. taken (M, P): GPUs of each type. by_guess: from the fastest up."""
+
+    parts: list[Parts]
+    taken: Ints
+    costs: Floats
+    by_guess: list[int]
+
+
 class MixedTable(LatencyTable):
     """What one tier costs at which latency, under one workload."""
 
@@ -73,11 +91,6 @@ class MixedTable(LatencyTable):
         super().__init__(work, kinds, dispatch, percentile, sustain, counted, measured)
         self.types = types
         self._type = np.array([types.names.index(kind.shape.gpu) for kind in self._kinds], np.int64)
-        self._of_cost: list[Parts] = []  # candidates, from the cheapest up
-        self._by_guess: list[int] = []
-        self._taken: Ints = np.zeros((0, len(types.names)), np.int64)  # (M, P) GPUs of each type
-        self._costs: Floats = np.zeros(0)  # (M)
-        self._listed = False
         self._options: dict[float, tuple[list[int], Iterator[int]]] = {}
 
     @property
@@ -114,96 +127,91 @@ class MixedTable(LatencyTable):
                 return None
             known.append(following)
         m = known[number]
-        return self._at(m), tuple(self._taken[m].tolist()), float(self._costs[m])
+        parts, taken, costs, _ = self._listed
+        return self._strategy(parts[m], self.simulate(parts[m])), tuple(taken[m].tolist()), float(costs[m])
 
     def fastest(self, room: Sequence[int], most: int, under_cost: float = INFEASIBLE) -> Strategy | None:
         """The candidate with the least latency in this room, on at most so many GPUs, that costs less than under_cost."""
         if not len(self._work):
             return NOTHING
-        self._list()
-        able = self._fits(room, most) & (self._costs < under_cost)
+        parts, taken, costs, by_guess = self._listed
+        able = self._fits(taken, room, most) & (costs < under_cost)
         best, seconds = None, INFEASIBLE
-        for m in self._by_guess:
-            if able[m] and (latency := self._sustaining_s(self._of_cost[m], seconds)) < seconds:
+        for m in by_guess:
+            if able[m] and (latency := self._sustaining_s(parts[m], seconds)) < seconds:
                 best, seconds = m, latency
-        return None if best is None else self._strategy(self._of_cost[best], seconds)
+        return None if best is None else self._strategy(parts[best], seconds)
 
     def faster(self, room: Sequence[int], most: int, than_s: float) -> Strategy | None:
         """The cheapest candidate in this room, on at most so many GPUs, with a latency under than_s."""
         if not len(self._work):
             return None
-        self._list()
-        for m in np.flatnonzero(self._fits(room, most)).tolist():
-            if (latency := self._sustaining_s(self._of_cost[m], than_s)) < than_s:
-                return self._strategy(self._of_cost[m], latency)
+        parts = self._listed.parts
+        for m in np.flatnonzero(self._fits(self._listed.taken, room, most)).tolist():
+            if (latency := self._sustaining_s(parts[m], than_s)) < than_s:
+                return self._strategy(parts[m], latency)
         return None
 
-    def _fits(self, room: Sequence[int], most: int) -> Bools:
-        return np.asarray((self._taken <= np.array(room)).all(axis=1) & (self._taken.sum(axis=1) <= most))
-
-    def _at(self, m: int) -> Strategy:
-        return self._strategy(self._of_cost[m], self.simulate(self._of_cost[m]))
+    @staticmethod
+    def _fits(taken: Ints, room: Sequence[int], most: int) -> Bools:
+        """(M) whether what is taken, (M, P) GPUs of each type, is within a room and within so many GPUs."""
+        return np.asarray((taken <= np.array(room)).all(axis=1) & (taken.sum(axis=1) <= most))
 
     def _within(self, limit_s: float) -> Iterator[int]:
-        self._list()
         under = float(np.nextafter(limit_s, INFEASIBLE))
-        superfluous = np.zeros(len(self._of_cost), np.bool_)
-        for m, parts in enumerate(self._of_cost):
+        taken = self._listed.taken
+        superfluous = np.zeros(len(taken), np.bool_)
+        for m, parts in enumerate(self._listed.parts):
             if not superfluous[m] and self._sustaining_s(parts, under) < under:
-                superfluous |= (self._taken >= self._taken[m]).all(axis=1)
+                superfluous |= (taken >= taken[m]).all(axis=1)
                 yield m
 
     def _forget(self) -> None:
         super()._forget()
         self._options.clear()
 
-    def _list(self) -> None:
-        """Find the candidates, once."""
-        if self._listed:
-            return
-        self._listed = True
-        parts, guesses = self._every()
-        if parts is None:
-            parts, guesses = self._promising()
-        taken = np.zeros((len(parts), len(self.types.names)), np.int64)
-        for m, one in enumerate(parts):
-            for k, n in one:
-                taken[m, self._type[k]] += n * int(self._sizes[k])
+    @functools.cached_property
+    def _listed(self) -> _Candidates:
+        parts, guesses = self._every() or self._promising()
+        taken = np.array([self._gpus_of(one) for one in parts], np.int64).reshape(-1, len(self.types.names))
         costs = taken @ np.array(self.types.cost)
         order = np.lexsort((np.array(guesses), taken.sum(axis=1), costs))
-        self._of_cost = [parts[m] for m in order]
-        self._taken, self._costs = taken[order], costs[order]
-        self._by_guess = np.argsort(np.array(guesses)[order], kind="stable").tolist()
+        by_guess = np.argsort(np.array(guesses)[order], kind="stable").tolist()
+        return _Candidates([parts[m] for m in order], taken[order], costs[order], by_guess)
 
-    def _every(self) -> tuple[list[Parts] | None, list[float]]:
-        """All multisets that fit and sustain the rate, with guesses; (None, []) where there are more than EVERY."""
+    def _every(self) -> tuple[list[Parts], list[float]] | None:
+        """All multisets that fit and sustain the rate, with guesses; None where there are more than EVERY."""
         combined: list[Parts] = [()]
-        room = np.array(self.types.gpus)
         for k, size in enumerate(self._sizes.tolist()):
-            longer = []
+            longer, type_ = [], self._type[k]
             for parts in combined:
-                left = min(self._left(parts, room)[self._type[k]], self._left_of_all(parts))
+                taken = self._gpus_of(parts)
+                left = min(self.types.gpus[type_] - taken[type_], self.types.most - taken.sum())
                 longer += [(*parts, (k, n)) if n else parts for n in range(left // size + 1)]
             combined = longer
             if len(combined) > EVERY:
-                return None, []
+                return None
         sustaining = [parts for parts in combined if parts and self._sustains(parts)]
         return sustaining, [self._guess(parts) for parts in sustaining]
 
-    def _left(self, parts: Parts, room: Ints) -> list[int]:
-        left = room.copy()
+    def _gpus_of(self, parts: Parts) -> Ints:
+        """(P) GPUs of each type that replicas take."""
+        taken = np.zeros(len(self.types.names), np.int64)
         for k, n in parts:
-            left[self._type[k]] -= n * int(self._sizes[k])
-        return [int(n) for n in left]
-
-    def _left_of_all(self, parts: Parts) -> int:
-        return self.types.most - sum(n * int(self._sizes[k]) for k, n in parts)
+            taken[self._type[k]] += n * self._sizes[k]
+        return taken
 
     def _guess(self, parts: Parts) -> float:
         capacity = sum(float(self._sustained[k]) * n for k, n in parts)
         alone = sum(float(self._sustained[k]) * n * float(self._alone_means[k]) for k, n in parts)
-        load = self._work.rate_per_s / capacity
-        return alone / capacity / max(1 - load, LEAST_SPARE) + max(0.0, load - 1) * float(self._alone_means.max())
+        return float(self._guesses(np.array([capacity]), np.array([alone]))[0])
+
+    def _guesses(self, capacity: Floats, alone: Floats) -> Floats:
+        """Latencies to sort by. alone: the sum over replicas of capacity times mean latency alone."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            load = self._work.rate_per_s / capacity
+            guess = alone / capacity / np.maximum(1 - load, LEAST_SPARE)
+        return np.asarray(guess + np.maximum(0.0, load - 1) * self._alone_means.max())
 
     def _promising(self) -> tuple[list[Parts], list[float]]:
         """One kind and two kinds, the best KEPT of each number of GPUs of each type."""
@@ -228,11 +236,7 @@ class MixedTable(LatencyTable):
         taken[:, self._type[j]] += m * self._sizes[j]
         capacity = n * self._sustained[i] + m * self._sustained[j]
         alone = n * self._sustained[i] * self._alone_means[i] + m * self._sustained[j] * self._alone_means[j]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            load = self._work.rate_per_s / capacity
-            guess = alone / capacity / np.maximum(1 - load, LEAST_SPARE)
-        guess += np.maximum(0.0, load - 1) * self._alone_means.max()
-        fits = (taken <= np.array(self.types.gpus)).all(axis=1) & (taken.sum(axis=1) <= self.types.most)
+        guess, fits = self._guesses(capacity, alone), self._fits(taken, self.types.gpus, self.types.most)
         fits &= capacity * (1 + 1e-9) >= self._needed_per_s
         for at in np.flatnonzero(fits).tolist():
             parts: Parts = ((i, int(n[at])),) if j == i else ((i, int(n[at])), (j, int(m[at])))
@@ -242,11 +246,7 @@ class MixedTable(LatencyTable):
     def _counts_of(self, kind: int) -> list[int]:
         """Numbers of replicas of a kind that are tried."""
         room = min(self.types.gpus[self._type[kind]], self.types.most)
-        most = min(room // int(self._sizes[kind]), len(self._work))
-        counts = list(range(1, min(most, SINGLE_COUNTS) + 1))
-        while counts and counts[-1] >= SINGLE_COUNTS and counts[-1] + counts[-1] // COUNT_STEP <= most:
-            counts.append(counts[-1] + counts[-1] // COUNT_STEP)
-        return counts
+        return growing_counts(min(room // int(self._sizes[kind]), len(self._work)), SINGLE_COUNTS, COUNT_STEP)
 
     def _kinds_kept(self) -> list[int]:
         if len(self._kinds) <= MOST_KINDS:
@@ -255,6 +255,6 @@ class MixedTable(LatencyTable):
         selected = set[int]()
         for t in range(len(self.types.names)):
             of_type = np.flatnonzero(self._type == t)
-            selected |= set(of_type[np.argsort(-per_gpu[of_type], kind="stable")][:KINDS_OF_TYPE].tolist())
-            selected |= set(of_type[np.argsort(self._alone_means[of_type], kind="stable")][:KINDS_OF_TYPE].tolist())
+            for order in (-per_gpu, self._alone_means):
+                selected.update(of_type[np.argsort(order[of_type], kind="stable")][:KINDS_OF_TYPE].tolist())
         return sorted(selected)

@@ -3,23 +3,32 @@
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.services.compilation import compiled
-
-F = npt.NDArray[np.float64]
-N = npt.NDArray[np.int64]
+from penstock.services.domain.slo.compiled.layout import F, N
 
 LEAST_SPARE = 0.1  # of the capacity: below it the guess grows no further, for queues then depend on how long it lasts
 ROUNDING = 1e-9  # by which a bound is lowered, as sums are rounded
 MAX_OTHERS = 4  # in mixes of three kinds, replicas of each kind but the one that fills the rest, at most
 
 
+class Kinds(NamedTuple):
+    """K kinds of replica under some requests. sizes (K): GPUs. capacity (K): requests per second. alone_mean (K): seconds.
+
+    rate_per_s: of the requests. span_s: from the first arrival to the last.
+    """
+
+    sizes: N
+    capacity: F
+    alone_mean: F
+    rate_per_s: float
+    span_s: float
+
+
 @compiled()
-def single_estimates(
-    sizes: N, capacity: F, alone_mean: F, rate_per_s: float, span_s: float, gpus: int, most: int
-) -> tuple[N, F]:
+def single_estimates(kinds: Kinds, gpus: int, most: int) -> tuple[N, F]:
     """((K) how many replicas of each kind are placed on `gpus`, at most `most`; (K) their estimates, infinite for none)."""
+    sizes, capacity, alone_mean, rate_per_s, span_s = kinds
     counts, guesses = np.zeros(len(sizes), np.int64), np.full(len(sizes), np.inf)
     for k in range(len(sizes)):
         counts[k] = min(most, gpus // sizes[k])
@@ -30,27 +39,19 @@ def single_estimates(
 
 
 @compiled()
-def promising_pairs(
-    sizes: N,  # (K) GPUs of each kind
-    capacity: F,  # (K) requests per second
-    alone_mean: F,  # (K) seconds
-    rate_per_s: float,
-    span_s: float,  # from the first arrival to the last
-    gpus: int,
-    most: int,
-    keep: int,
-) -> N:
+def promising_pairs(kinds: Kinds, gpus: int, most: int, keep: int) -> N:
     """The `keep` most promising multisets of two kinds that leave no room for one more replica: rows of (i, n, j, m).
 
     n and m: counts, m before it is cut to `most`. Ordered by estimate, ties by (i, j, n). Kinds of which no counts can be
     among the best so far are passed over: together they have at most the capacity per GPU of the one, and at least the mean
     latency alone of the other.
     """
+    sizes, capacity, alone_mean, rate_per_s, span_s = kinds
     best, row = _no_rows(keep, 4), np.zeros(4, np.int64)
-    kinds, stored = _most_promising_first(sizes, capacity, alone_mean, rate_per_s, span_s, gpus, most), 0
-    for first in range(len(kinds)):
-        for second in range(first + 1, len(kinds)):
-            i, j = min(kinds[first], kinds[second]), max(kinds[first], kinds[second])
+    order, stored = _most_promising_first(kinds, gpus, most), 0
+    for first in range(len(order)):
+        for second in range(first + 1, len(order)):
+            i, j = min(order[first], order[second]), max(order[first], order[second])
             total = gpus * max(capacity[i] / sizes[i], capacity[j] / sizes[j])
             if _is_over(best.estimates[-1], total, total * min(alone_mean[i], alone_mean[j]), rate_per_s):
                 continue
@@ -71,9 +72,7 @@ def promising_pairs(
 
 
 @compiled()
-def promising_triples(
-    sizes: N, capacity: F, alone_mean: F, rate_per_s: float, span_s: float, gpus: int, most: int, keep: int
-) -> N:
+def promising_triples(kinds: Kinds, gpus: int, most: int, keep: int) -> N:
     """The `keep` most promising multisets of three kinds: rows of (i, n, j, m, k, p), as in promising_pairs.
 
     Of two of the kinds, j and k, there are at most MAX_OTHERS replicas; i fills the rest, and no room is left for one more
@@ -86,11 +85,11 @@ def promising_triples(
     and their mean latency alone at least A = a_i - e_j - e_k, where there are x replicas of i at least: e_j = y (a_i - a_j) /
     (c_i x + y) for y = MAX_OTHERS c_j, and 0 where j is the slower. The estimate grows with A and falls with C.
     """
-    best, row = _no_rows(keep, 6), np.zeros(6, np.int64)
-    kinds, stored = _most_promising_first(sizes, capacity, alone_mean, rate_per_s, span_s, gpus, most), 0
+    sizes, capacity, alone_mean, rate_per_s, span_s = kinds
+    best, row, stored = _no_rows(keep, 6), np.zeros(6, np.int64), 0
     gains, faster = np.zeros(len(sizes)), np.zeros(len(sizes))
     most_others, estimates = min(most, MAX_OTHERS), best.estimates
-    for i in kinds:
+    for i in _most_promising_first(kinds, gpus, most):
         per_gpu, per_size = capacity[i] / sizes[i], 1.0 / sizes[i]
         fewest = max(1.0, min(float(most), (gpus - 2 * MAX_OTHERS * sizes.max()) * per_size - 1.0))
         for j in range(len(sizes)):
@@ -145,11 +144,9 @@ def _no_rows(most: int, columns: int) -> _Rows:
 
 
 @compiled()
-def _most_promising_first(
-    sizes: N, capacity: F, alone_mean: F, rate_per_s: float, span_s: float, gpus: int, most: int
-) -> N:
+def _most_promising_first(kinds: Kinds, gpus: int, most: int) -> N:
     """(K) kinds by the estimate of each alone: the sooner good rows are known, the more others are passed over."""
-    return np.argsort(single_estimates(sizes, capacity, alone_mean, rate_per_s, span_s, gpus, most)[1])
+    return np.argsort(single_estimates(kinds, gpus, most)[1])
 
 
 @compiled()

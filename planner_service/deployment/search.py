@@ -28,35 +28,32 @@ from penstock.planner_service.deployment.saturation import Sustain, needed_per_s
 from penstock.planner_service.simulator import kernel
 from penstock.planner_service.simulator.felt import Measured, percentile_s
 from penstock.planner_service.simulator.remote import RemoteTier
-from penstock.planner_service.simulator.tier import (
-    ALONE_SHARE,
-    Dispatch,
-    KindTable,
-    Replica,
-    Times,
-    alone_times,
-    assign,
-    serve_kinds,
-)
+from penstock.planner_service.simulator.tier import KindTable, Replica, Times, alone_times, assign, serve_kinds
 from penstock.planner_service.simulator.workload import Bools, Floats, Workload
+from penstock.types.planning import Dispatch
 
 Parts = tuple[tuple[int, int], ...]  # (kind, count) each
 INFEASIBLE = float("inf")
 PAIRS_TRIED, TRIPLES_TRIED = 12, 6  # multisets of two and of three kinds that are simulated for one f
 SINGLE_COUNTS = 128  # every count of GPUs up to here is tried, beyond it one in COUNT_STEPS of the count
 COUNT_STEPS = 64
-WINDOW = (
-    7 / 8
-)  # of a count that is asked for: from there on l(f) is found of every count, as those next to it are asked soon
+ALONE_SHARE = 1 - 1e-9  # of the pace alone: what is left of rounding, as simulated paces are differences of times
+WINDOW = 7 / 8
+"""Of a count that is asked for: from there on l(f) is found of every count, as those next to it are asked soon."""
 
 
 @functools.cache
 def gpu_counts(most: int) -> tuple[int, ...]:
     """The counts of GPUs a tier may have, from 1 to at most `most`: beyond SINGLE_COUNTS in steps of about 1.6 %."""
-    counts = list(range(1, min(most, SINGLE_COUNTS) + 1))
-    while counts and counts[-1] >= SINGLE_COUNTS and counts[-1] + counts[-1] // COUNT_STEPS <= most:
-        counts.append(counts[-1] + counts[-1] // COUNT_STEPS)
-    return tuple(counts)
+    return tuple(growing_counts(most, SINGLE_COUNTS, COUNT_STEPS))
+
+
+def growing_counts(most: int, single: int, steps: int) -> list[int]:
+    """From 1 to at most `most`: every count up to `single`, then each by one in `steps` more than the one before."""
+    counts = list(range(1, min(most, single) + 1))
+    while counts and counts[-1] >= single and counts[-1] + counts[-1] // steps <= most:
+        counts.append(counts[-1] + counts[-1] // steps)
+    return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +134,15 @@ class LatencyTable:
         """The fewest GPUs that can serve; 0 for no requests. ValueError where no kind fits."""
         return min(kind.shape.gpus for kind in self._kinds) if len(self._work) else 0
 
-    @property
+    @functools.cached_property
     def least_sustaining_gpus(self) -> int:
-        """What no strategy that sustains the rate needs fewer GPUs than; 0 for no requests. ValueError where no kind fits.
+        """What no strategy that sustains the rate needs fewer GPUs than; 0 for no requests, or where no kind fits.
 
         Replicas sustain together at most the sum of what each sustains; by the estimates, which a strategy has to satisfy
         too.
         """
+        if not self._kinds:
+            return 0
         if not len(self._work) or self._needed_per_s == 0.0:
             return self.least_gpus
         best: dict[int, float] = {}  # by size, what one replica sustains at most
@@ -256,17 +255,13 @@ class LatencyTable:
         known = self._known_under(most)
         best = self._best[known]
         latency_s, on = (INFEASIBLE if best is None else best.latency_s), known
-        for count in reversed(self._counts(max(known + 1, self._least_kept), most)):
+        for count in reversed(self._counts(max(known + 1, self.least_sustaining_gpus), most)):
             for parts in self._candidates(count):
                 # what was found on more GPUs need only be equalled, what is known on fewer must be beaten
                 under = math.nextafter(latency_s, INFEASIBLE) if on > count else latency_s
                 if (seconds := self._sustaining_s(parts, under)) < under:
                     latency_s, on, best = seconds, count, self._strategy(parts, seconds)
         return best
-
-    @functools.cached_property
-    def _least_kept(self) -> int:
-        return self.least_sustaining_gpus if self._kinds else 0
 
     def latency_s(self, gpus: int) -> float:
         strategy = self.best(gpus)
@@ -294,7 +289,7 @@ class LatencyTable:
             return 0
         missed = self._missed[1] if limit_s <= self._missed[0] else 0
         slower = (count + 1 for count, best in self._best.items() if best is None or best.latency_s > limit_s)
-        return max(missed, self._least_kept, *slower)
+        return max(missed, self.least_sustaining_gpus, *slower)
 
     def next_better(self, gpus: int, most: int) -> int | None:
         """The fewest GPUs over `gpus`, at most `most`, that make the tier faster than `gpus` do."""
@@ -339,17 +334,14 @@ class LatencyTable:
         if gpus not in self._parts:
             most = len(self._work)  # more replicas than requests are idle
             span_s = float(self._work.arrival_s[-1] - self._work.arrival_s[0])
-            traffic = (self._sustained, self._alone_means, self._work.rate_per_s, span_s)
-            cluster = (self._sizes, *traffic, gpus, most)
-            counts, guesses = ranking.single_estimates(*cluster)
-            every: list[Parts] = [
-                ((k, int(counts[k])),) for k in np.argsort(guesses, kind="stable").tolist() if counts[k]
-            ]
-            every += [
-                ((i, n), (j, min(most, m))) for i, n, j, m in ranking.promising_pairs(*cluster, PAIRS_TRIED).tolist()
-            ]
-            for i, n, j, m, k, p in ranking.promising_triples(*cluster, TRIPLES_TRIED).tolist():
-                every.append(tuple(sorted(((i, n), (j, m), (k, p)))))
+            kinds = ranking.Kinds(self._sizes, self._sustained, self._alone_means, self._work.rate_per_s, span_s)
+            counts, guesses = ranking.single_estimates(kinds, gpus, most)
+            order = np.argsort(guesses, kind="stable").tolist()
+            every: list[Parts] = [((k, int(counts[k])),) for k in order if counts[k]]
+            pairs = ranking.promising_pairs(kinds, gpus, most, PAIRS_TRIED)
+            every += [((i, n), (j, min(most, m))) for i, n, j, m in pairs.tolist()]
+            triples = ranking.promising_triples(kinds, gpus, most, TRIPLES_TRIED)
+            every += [tuple(sorted(((i, n), (j, m), (k, p)))) for i, n, j, m, k, p in triples.tolist()]
             self._parts[gpus] = [parts for parts in dict.fromkeys(every) if self._sustains(parts)]
         return self._parts[gpus]
 
@@ -389,7 +381,9 @@ class LatencyTable:
         """The latency of `parts` if it is under limit_s, else infinity."""
         if (known := self._exact.get(parts)) is not None:
             return known if known < limit_s else INFEASIBLE
-        if self._at_least.get(parts, 0.0) >= limit_s or self._alone_percentile(parts) >= limit_s:
+        # of one kind no simulation can be faster than every request alone on the replica
+        alone_s = self._alone_percentiles[parts[0][0]] if len(parts) == 1 else 0.0
+        if max(self._at_least.get(parts, 0.0), alone_s) >= limit_s:
             return INFEASIBLE
         self.simulations += 1
         work = self._work
@@ -413,7 +407,3 @@ class LatencyTable:
     def _percentile_s(self, seconds: Floats) -> float:
         """The percentile of (N) seconds, of the requests that count."""
         return percentile_s(seconds[self._counted], self._percentile)
-
-    def _alone_percentile(self, parts: Parts) -> float:
-        """Every request alone on the replica, where there is one kind: no simulation can be faster."""
-        return self._alone_percentiles[parts[0][0]] if len(parts) == 1 else 0.0

@@ -28,7 +28,7 @@ from penstock.planner_service.question.imputation import imputed
 from penstock.planner_service.question.planning_options import Options
 from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.routing.solution import Unreachable
-from penstock.planner_service.stages.partition import MoveCost
+from penstock.planner_service.simulator.cluster import Moves
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from penstock.question_files.errors import FileError
 from penstock.question_files.questions import load_question
@@ -58,10 +58,7 @@ def plan(payload: bytes, emit: Emit) -> None:
             _tell(emit, types.PlanProgress(evaluations, now - began))
 
     progress(0)
-    try:
-        _tell(emit, plans.plan(question, progress).report())
-    except Unreachable as error:
-        _tell(emit, types.Unreachable(str(error), error.best, error.binds.value))
+    _tell(emit, plans.plan(question, progress).report())
 
 
 def simulate(payload: bytes, emit: Emit) -> None:
@@ -105,17 +102,13 @@ def replan(payload: bytes, emit: Emit) -> None:
     if not any(limit is not None for limit in limits):  # limits stay as they are: none are looked for
         judged = replace(judged, predicted=None)
     trace = workload_of(question.trace)
-    staged = list[pb.PlanStagesRequest]()
     try:
-        try:
-            planned = plans.plan_for(site, trace, judged, options, under=rules)
-        except Unreachable:  # an overloaded mesh is better off with the plan that is overloaded least
-            planned = plans.plan_for(site, trace, judged, replace(options, allow_overload=True), under=rules)
-        staged += _staged(planned, job.staged)
-        _tell(emit, planned.report())
-    except Unreachable as error:
-        _tell(emit, types.Unreachable(str(error), error.best, error.binds.value))
-    for request in staged:
+        planned = plans.plan_for(site, trace, judged, options, under=rules)
+    except Unreachable:  # an overloaded mesh is better off with the plan that is overloaded least
+        planned = plans.plan_for(site, trace, judged, replace(options, allow_overload=True), under=rules)
+    traced = list(_staged(planned, job.staged))
+    _tell(emit, planned.report())
+    for request in traced:
         emit(request)
 
 
@@ -138,7 +131,7 @@ def stages(payload: bytes, emit: Emit) -> None:
     planned = staged(
         request.instance_count,
         request.max_tokens,
-        MoveCost(request.kv_bytes_per_token, request.bandwidth_bytes_per_second),
+        Moves(request.kv_bytes_per_token, request.bandwidth_bytes_per_second),
         qoe=qoe_from_proto(request.qoe) if request.HasField("qoe") or traced is None else None,
         sample=stages_codec.sample_from_proto(request) if request.sequences or traced is None else None,
         trace=traced,
@@ -171,12 +164,18 @@ def main() -> None:
     os.dup2(2, 1)  # what a library prints is no frame
     payload = sys.stdin.buffer.read(int.from_bytes(sys.stdin.buffer.read(4)))
     threading.Thread(target=_end_with_stdin, daemon=True).start()
+
+    def emit(message: Any) -> None:
+        _write(out, RESPONSE, message.SerializeToString())
+
     try:
-        METHODS[sys.argv[1]](payload, lambda message: _write(out, RESPONSE, message.SerializeToString()))
+        METHODS[sys.argv[1]](payload, emit)
     except InvalidRequest as error:
         _write(out, FAULTS, json.dumps([(p.field, p.problem) for p in error.problems]).encode())
-    else:
-        _write(out, DONE, b"")
+        return
+    except Unreachable as error:  # of those that plan a cascade
+        _tell(emit, types.Unreachable(str(error), error.best, error.binds.value))
+    _write(out, DONE, b"")
 
 
 def _end_with_stdin() -> None:

@@ -7,13 +7,10 @@ over every window of ten gaps, and over the whole of a shorter reply. A property
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.services.compilation import compiled
 from penstock.services.domain.slo.attainment import PACE_WINDOW_TOKENS, TOLERANCE_S
-
-F = npt.NDArray[np.float64]
-N = npt.NDArray[np.int64]
+from penstock.services.domain.slo.compiled.layout import F, N
 
 
 class Slos(NamedTuple):

@@ -10,13 +10,10 @@ request finds in the cache when it first starts, which is given; what KV is shar
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock.planner_service.simulator.workload import Arrivals
 from penstock.services.compilation import compiled
-from penstock.services.domain.slo.compiled.layout import base_s
-
-F = npt.NDArray[np.float64]
-N = npt.NDArray[np.int64]
+from penstock.services.domain.slo.compiled.layout import F, N, base_s
 
 # counts of a batch: requests that run, wait, or are on their way to an instance of a cluster; KV blocks
 RUNNING, WAITING, COMING, FREE = range(4)
@@ -65,6 +62,27 @@ class StepWork(NamedTuple):
 
 
 NO_LOAD = StepWork(0, 0, 0.0, 0, 0, 0, 0, 0)
+
+
+@compiled()
+def new_requests(arrivals: Arrivals, rank: N, first_s: F, finish_s: F) -> Requests:
+    """Requests that have not begun."""
+    blocks, chunk = np.zeros_like(rank), np.zeros_like(rank)
+    prompt, cached = arrivals.prompt, arrivals.cached
+    return Requests(prompt, arrivals.output, rank, prompt.copy(), cached.copy(), blocks, chunk, first_s, finish_s)
+
+
+@compiled(allocates=False)
+def with_chunk(load: StepWork, start: int, tokens: int, decodes: bool, starts: int) -> StepWork:
+    """The load and a chunk of so many tokens from position `start` on: a decode's one token, or a part of a prompt."""
+    end = start + tokens
+    total, context, started = load.tokens + tokens, load.context + end, load.starts + starts
+    if decodes:
+        longest = max(load.longest, end)
+        decode_context = load.decode_context + end
+        return StepWork(total, context, load.pairs, load.decodes + 1, decode_context, longest, load.chunks, started)
+    pairs = load.pairs + tokens * (start + 0.5 * (tokens + 1))
+    return StepWork(total, context, pairs, load.decodes, load.decode_context, load.longest, load.chunks + 1, started)
 
 
 class Engine(NamedTuple):
@@ -145,14 +163,9 @@ def plan_step(batch: Batch, requests: Requests, engine: Engine) -> tuple[StepWor
 
 @compiled(allocates=False)
 def _continue_running(
-    decodes: bool | np.bool_,  # their turn; else the prompts'
-    load: StepWork,
-    preemptions: int,
-    batch: Batch,
-    requests: Requests,
-    engine: Engine,
+    decodes: bool | np.bool_, load: StepWork, preemptions: int, batch: Batch, requests: Requests, engine: Engine
 ) -> tuple[StepWork, int]:
-    """Set the chunks of the running requests whose turn it is; the load and the preemptions with theirs."""
+    """Set the chunks of the running requests whose turn it is, decodes' or prompts'; the load and preemptions with theirs."""
     length, computed, blocks, chunk = requests.length, requests.computed, requests.blocks, requests.chunk
     counts, running = batch.counts, batch.rows[RUNNING]
     block, budget = engine.block_tokens, engine.max_step_tokens - load.tokens
@@ -214,39 +227,28 @@ def _start_waiting(load: StepWork, batch: Batch, requests: Requests, engine: Eng
     A request may bring the KV of its first tokens (`computed`), as one does whose prompt was computed elsewhere, or begins
     like one that was computed here. All of its KV counts as its own.
     """
-    length, computed = requests.length, requests.computed
     counts, waiting = batch.counts, batch.rows[WAITING]
-    budget = engine.max_step_tokens - load.tokens
-    context, pairs, decodes = load.context, load.pairs, load.decodes
-    decode_context, longest, chunks, starts = load.decode_context, load.longest, load.chunks, load.starts
-    while budget > 0 and counts[WAITING] > 0:
+    while load.tokens < engine.max_step_tokens and can_start(batch, requests, engine):
         r = waiting[0]
-        if not can_start(r, counts, requests, engine):
-            break
         drop(batch, WAITING, r)
         insert(batch, RUNNING, r, requests.rank)
-        start = computed[r]
-        want = min(budget, length[r] - start)
+        start, pending = requests.computed[r], requests.length[r] - requests.computed[r]
+        want = min(engine.max_step_tokens - load.tokens, pending)
         requests.blocks[r] = blocks_for(start + want, engine.block_tokens)
         counts[FREE] -= requests.blocks[r]
         requests.chunk[r] = want
-        budget -= want
-        context += start + want
-        starts += 1
-        if length[r] - start == 1:
-            decodes += 1
-            decode_context += start + 1
-            longest = max(longest, start + 1)
-        else:
-            chunks += 1
-            pairs += want * (start + 0.5 * (want + 1))
-    return StepWork(engine.max_step_tokens - budget, context, pairs, decodes, decode_context, longest, chunks, starts)
+        load = with_chunk(load, start, want, pending == 1, 1)
+    return load
 
 
 @compiled(allocates=False)
-def can_start(r: int, counts: N, requests: Requests, engine: Engine) -> bool:
-    fits: bool = blocks_for(requests.length[r], engine.block_tokens) <= counts[FREE]
-    return fits and counts[RUNNING] < engine.max_running
+def can_start(batch: Batch, requests: Requests, engine: Engine) -> bool:
+    """Whether a request waits, and there is room for it."""
+    counts = batch.counts
+    if counts[WAITING] == 0 or counts[RUNNING] >= engine.max_running:
+        return False
+    fits: bool = blocks_for(requests.length[batch.rows[WAITING, 0]], engine.block_tokens) <= counts[FREE]
+    return fits
 
 
 @compiled(allocates=False)

@@ -14,16 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock.planner_service.simulator import instance_kernel as kernel
-from penstock.planner_service.simulator.batch_step import (
-    BUSY_S,
-    COMING,
-    FREE,
-    PREEMPTIONS,
-    RUNNING,
-    STEPS,
-    WAITING,
-    Requests,
-)
+from penstock.planner_service.simulator.batch_step import COMING, FREE, RUNNING, WAITING, new_requests
 from penstock.planner_service.simulator.tier import Replica
 from penstock.planner_service.simulator.workload import Floats, Ints, Workload
 from penstock.services.domain.errors import invalid
@@ -35,16 +26,28 @@ from penstock.services.domain.stages.worth import ROUND_TRIP_S, move_s
 class Moves:
     """What a move takes, and how often things are looked at.
 
-    kv_bytes_per_token over bandwidth_bytes_per_s is a token's time on the way. mixed: by how much attention over decodes
-    takes longer at worst for unlike lengths (1.1: 2.1 times as long); it grows with one less mean over longest length.
+    kv_bytes_per_token: over all layers. bandwidth_bytes_per_s: between two instances. mixed: by how much attention over
+    decodes takes longer at worst for unlike lengths (1.1: 2.1 times as long); it grows with one less mean over longest
+    length.
     """
 
     kv_bytes_per_token: float
     bandwidth_bytes_per_s: float
-    mixed: float
+    mixed: float = 0.0
     tick_s: float = 0.05
     publish_s: float = 0.2
     refine_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.kv_bytes_per_token < np.inf:
+            raise invalid("kv_bytes_per_token", "must be a finite number, not negative")
+        if not self.bandwidth_bytes_per_s > 0:
+            raise invalid("bandwidth_bytes_per_second", "must be positive")
+
+    @property
+    def token_s(self) -> float:
+        """Of a token's KV on the way."""
+        return self.kv_bytes_per_token / self.bandwidth_bytes_per_s
 
     def transfer_s(self, tokens: int) -> float:
         return move_s(tokens, self.kv_bytes_per_token, self.bandwidth_bytes_per_s)
@@ -65,7 +68,8 @@ class Transfer:
 class Cluster:
     """The state that policies see and change. Instances are numbered from 0. replicas: what each of them is.
 
-    busy_s, steps (E): what each has done. preemptions: of all.
+    first_s, finish_s (N): when each request got its first and its last token, 0 for what has not come. length (N): tokens of
+    prompt and output so far. home (N): the instance of each, -1 before it has one.
     """
 
     work: Workload
@@ -76,8 +80,6 @@ class Cluster:
     moved: int = 0
     moved_tokens: int = 0
     failed_moves: int = 0
-    produced: Ints = field(init=False)
-    home: Ints = field(init=False)
 
     def __post_init__(self) -> None:
         n, e = len(self.work), self.instances
@@ -91,22 +93,10 @@ class Cluster:
         for i, replica in enumerate(self.replicas):
             alike.setdefault(replica, []).append(i)
         self._engines = [(np.array(which), replica.engine(mixed=self.moves.mixed)) for replica, which in alike.items()]
-        self.length = self.work.input_tokens.copy()
-        self.computed = self.work.cached_tokens.copy()
-        self.blocks, chunk, rank, self._ended = (np.zeros(n, np.int64) for _ in range(4))
         self.first_s, self.finish_s = np.zeros(n), np.zeros(n)
-        self._requests = Requests(
-            self.work.input_tokens,
-            self.work.output_tokens,
-            rank,
-            self.length,
-            self.computed,
-            self.blocks,
-            chunk,
-            self.first_s,
-            self.finish_s,
-        )
-        self.produced, self.home = np.zeros(e, np.int64), np.full(n, -1, np.int64)
+        self._requests = new_requests(self.work.arrivals, np.zeros(n, np.int64), self.first_s, self.finish_s)
+        self.length, self.computed, self.blocks = self._requests.length, self._requests.computed, self._requests.blocks
+        self.home, self._ended = np.full(n, -1, np.int64), np.zeros(n, np.int64)
 
     @property
     def instances(self) -> int:
@@ -118,16 +108,9 @@ class Cluster:
         return self.replicas[0]
 
     @property
-    def busy_s(self) -> Floats:
-        return self._all.counters[:, BUSY_S].copy()
-
-    @property
-    def steps(self) -> int:
-        return int(self._all.counters[:, STEPS].sum())
-
-    @property
-    def preemptions(self) -> int:
-        return int(self._all.counters[:, PREEMPTIONS].sum())
+    def counters(self) -> Floats:
+        """(E, COUNTERS) what each instance has done."""
+        return self._all.counters
 
     def send(self, request: int, instance: int, at_s: float) -> None:
         """A new request goes to an instance."""
@@ -179,7 +162,7 @@ class Cluster:
         ended = list[int]()
         for alike, engine in self._engines:
             count = kernel.advance_all(
-                until_s, self._all, alike, engine, self.work.priority, self._requests, self._ended, self.produced
+                until_s, self._all, alike, engine, self.work.priority, self._requests, self._ended
             )
             ended += self._ended[:count].tolist()
         self.now_s = until_s
@@ -199,7 +182,7 @@ class Cluster:
         if not runs or needed > target[FREE] or target[RUNNING] >= self.replica.limits.max_running:
             self.failed_moves += 1
             return False
-        kernel.remove(source, self._requests, r, RUNNING)
+        kernel.remove(source, self._requests, r)
         self.blocks[r] = needed
         target[FREE] -= needed
         at_s = max(self.now_s, float(source.ready_s[0])) + ROUND_TRIP_S

@@ -14,7 +14,6 @@ facts spare most steps a walk through their batch:
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.planner_service.simulator.batch_step import (
     BUSY_S,
@@ -28,14 +27,12 @@ from penstock.planner_service.simulator.batch_step import (
     blocks_for,
     measured_s,
     step_s,
+    with_chunk,
 )
 from penstock.planner_service.simulator.quiet import quiet_s
 from penstock.planner_service.simulator.workload import Arrivals
 from penstock.services.compilation import compiled
-from penstock.services.domain.slo.compiled.layout import base_s
-
-F = npt.NDArray[np.float64]
-N = npt.NDArray[np.int64]
+from penstock.services.domain.slo.compiled.layout import F, N, base_s
 
 PREEMPTED = -1
 
@@ -157,15 +154,15 @@ def _plan(arrivals: Arrivals, engine: Engine, lanes: Lanes, lane: int) -> Prompt
     """A token of each that decodes, then prompts."""
     prompt, counts, block, blocks = arrivals.prompt, lanes.counts[lane], engine.block_tokens, engine.blocks
     n, head, done = counts[DECODING], counts[HEAD], counts[DONE]
-    context = decode_context = counts[CONTEXT] + n
-    longest = counts[LONGEST] + counts[COUNT] + 1 if n > 0 else 0
-    decodes, pairs, budget, running = n, 0.0, engine.max_step_tokens - n, n + (done > 0)
+    context = counts[CONTEXT] + n
+    load = StepWork(n, context, 0.0, n, context, counts[LONGEST] + counts[COUNT] + 1 if n > 0 else 0, 0, 0)
+    running, preempts = n + (done > 0), False
     held, exact = (counts[CONTEXT] + n * block) // block, False  # blocks, at most: with a new one for each
-    chunks, starts, preempts = 0, 0, False
     if held + blocks_for(done, block) > blocks:
         held, exact = _held(lanes, lane, n, counts[COUNT] + 1, block), True
         preempts = held + blocks_for(done, block) > blocks
-    while budget > 0 and head < counts[UPCOMING] and not preempts:
+    while load.tokens < engine.max_step_tokens and head < counts[UPCOMING] and not preempts:
+        budget, starts = engine.max_step_tokens - load.tokens, done == 0
         if done > 0:
             needed = blocks_for(done + min(budget, prompt[head] - done), block)
         elif running >= engine.max_running:
@@ -178,26 +175,16 @@ def _plan(arrivals: Arrivals, engine: Engine, lanes: Lanes, lane: int) -> Prompt
         if held + needed > blocks:
             preempts = done > 0
             break
-        if done == 0:
+        if starts:
             running += 1
-            starts += 1
             done = arrivals.cached[head]
         want = min(budget, prompt[head] - done)
         held += blocks_for(done + want, block)
-        budget -= want
-        context += done + want
-        if prompt[head] - done == 1:
-            decodes += 1
-            decode_context += done + 1
-            longest = max(longest, done + 1)
-        else:
-            chunks += 1
-            pairs += want * (done + 0.5 * (want + 1))
+        load = with_chunk(load, done, want, prompt[head] - done == 1, int(starts))
         done += want
         if done < prompt[head]:
             break
         head, done = head + engine.stages, 0
-    load = StepWork(engine.max_step_tokens - budget, context, pairs, decodes, decode_context, longest, chunks, starts)
     return Prompts(load, head, done, preempts)
 
 
@@ -271,7 +258,7 @@ def _held(lanes: Lanes, lane: int, n: int, count: int, block: int) -> int:
 
 @compiled(allocates=False)
 def _quiet_steps(lanes: Lanes, lane: int, prompt: N, engine: Engine) -> int:
-    """See quiet.quiet_steps."""
+    """See kernel._quiet_steps."""
     counts, block, blocks = lanes.counts[lane], engine.block_tokens, engine.blocks
     n = counts[DECODING]
     if n == 0 or counts[DONE] > 0:

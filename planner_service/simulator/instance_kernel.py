@@ -8,7 +8,6 @@ what a cluster needs whose requests move.
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.planner_service.simulator.batch_step import (
     BATCH_COUNTS,
@@ -31,9 +30,7 @@ from penstock.planner_service.simulator.batch_step import (
     step_s,
 )
 from penstock.services.compilation import compiled
-
-F = npt.NDArray[np.float64]
-N = npt.NDArray[np.int64]
+from penstock.services.domain.slo.compiled.layout import F, N
 
 ARRIVED = BATCH_COUNTS  # counts: that have ever come
 SHORTEST_WAIT_S = 1e-9  # an instance where nothing fits waits at least so long
@@ -64,22 +61,12 @@ def one_of(instances: Instance, i: int) -> Instance:
 
 @compiled()
 def advance_all(
-    until_s: float,
-    instances: Instance,
-    alike: N,
-    engine: Engine,
-    priority: N,
-    requests: Requests,
-    ended: N,
-    produced: N,
+    until_s: float, instances: Instance, alike: N, engine: Engine, priority: N, requests: Requests, ended: N
 ) -> int:
-    """`advance` of all instances that have this engine (alike). produced (E): output tokens of what ended, added."""
+    """`advance` of all instances that have this engine (alike)."""
     n_ended = 0
     for i in alike:
-        count = advance(until_s, one_of(instances, i), engine, priority, requests, ended[n_ended:])
-        for r in ended[n_ended : n_ended + count]:
-            produced[i] += requests.output[r]
-        n_ended += count
+        n_ended += advance(until_s, one_of(instances, i), engine, priority, requests, ended[n_ended:])
     return n_ended
 
 
@@ -140,7 +127,9 @@ def _let_in(start_s: float, instance: Instance, engine: Engine, priority: N, req
     batch, counts = instance.batch, instance.batch.counts
     while counts[COMING] > 0 and instance.coming_s[0] <= start_s:
         r = batch.rows[COMING, 0]
-        take_out(instance, r)
+        for i in range(1, counts[COMING]):
+            instance.coming_s[i - 1] = instance.coming_s[i]
+        drop(batch, COMING, r)
         requests.rank[r] = counts[ARRIVED] - priority[r] * PRIORITY_STEP
         counts[ARRIVED] += 1
         if requests.blocks[r] > 0 and counts[RUNNING] < engine.max_running:
@@ -153,25 +142,11 @@ def _let_in(start_s: float, instance: Instance, engine: Engine, priority: N, req
 
 
 @compiled()
-def remove(instance: Instance, requests: Requests, r: int, which: int) -> None:
-    """Take a request out of the row that it is in, and free its blocks here."""
-    if which == COMING:
-        take_out(instance, r)
-    else:
-        drop(instance.batch, which, r)
+def remove(instance: Instance, requests: Requests, r: int) -> None:
+    """Take a running request out, and free its blocks here."""
+    drop(instance.batch, RUNNING, r)
     instance.batch.counts[FREE] += requests.blocks[r]
     requests.blocks[r] = 0
-
-
-@compiled()
-def take_out(instance: Instance, r: int) -> None:
-    """A request is not on its way here any more."""
-    row, i = instance.batch.rows[COMING], 0
-    while row[i] != r:
-        i += 1
-    for j in range(i, instance.batch.counts[COMING] - 1):
-        instance.coming_s[j] = instance.coming_s[j + 1]
-    drop(instance.batch, COMING, r)
 
 
 @compiled()

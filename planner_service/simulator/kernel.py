@@ -19,17 +19,16 @@ Where all requests have one priority, `in_order` takes the same steps in less ti
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.planner_service.simulator.batch_step import (
     BATCH_COUNTS,
     BUSY_S,
     COUNTERS,
     DECODE_FIRST,
-    FIRST_TOKEN,
     FREE,
     PACE,
     PREEMPTIONS,
+    PREFILL_FIRST,
     PRIORITY_STEP,
     ROWS,
     RUNNING,
@@ -42,22 +41,20 @@ from penstock.planner_service.simulator.batch_step import (
     Outcome,
     Requests,
     blocks_for,
+    can_start,
     commit,
     insert,
     measured_s,
+    new_requests,
     plan_step,
     step_s,
     with_cpu_s,
 )
 from penstock.planner_service.simulator.in_order import PREEMPTED, serve_in_order
-from penstock.planner_service.simulator.quiet import decodes_s, quiet_s, quiet_steps
-from penstock.planner_service.simulator.workload import Arrivals
+from penstock.planner_service.simulator.quiet import decodes_s, quiet_s
+from penstock.planner_service.simulator.workload import Arrivals, Bools
 from penstock.services.compilation import compiled
-from penstock.services.domain.slo.compiled.layout import base_s
-
-F = npt.NDArray[np.float64]
-N = npt.NDArray[np.int64]
-B = npt.NDArray[np.bool_]
+from penstock.services.domain.slo.compiled.layout import F, N, base_s
 
 # of a lane: quiet steps that may still follow; those that are not yet in length and computed; the context of the next one,
 # and how much longer its longest is
@@ -117,25 +114,16 @@ def simulate_replica(arrivals: Arrivals, engine: Engine, jump: bool, lateness: L
 @compiled()
 def simulate_any(arrivals: Arrivals, engine: Engine, jump: bool, lateness: Lateness, out: Outcome) -> int:
     """simulate_replica with any priorities, policy and limits, preemptions included."""
-    prompt, priority, stages = arrivals.prompt, arrivals.priority, engine.stages
-    count = len(prompt)
+    priority, stages, count = arrivals.priority, engine.stages, len(arrivals.prompt)
     rank, in_order = np.arange(count), True
     for r in range(count):
         rank[r] -= priority[r] * PRIORITY_STEP
         in_order = in_order and priority[r] == priority[0]
-    blocks, chunk, computed = np.zeros(count, np.int64), np.zeros(count, np.int64), arrivals.cached.copy()
-    length, output = prompt.copy(), arrivals.output
-    requests = Requests(prompt, output, rank, length, computed, blocks, chunk, out.first_s, out.finish_s)
-    lanes = Lanes(
-        np.zeros((stages, BATCH_COUNTS), np.int64),
-        np.zeros((stages, ROWS, count), np.int64),
-        np.arange(stages),
-        np.zeros(stages),
-        np.zeros((stages, QUIET_COUNTS), np.int64),
-        np.zeros(stages),
-        np.zeros(count, np.int64),
-    )
-    lanes.counts[:, FREE] = engine.blocks
+    requests = new_requests(arrivals, rank, out.first_s, out.finish_s)
+    counts, rows = np.zeros((stages, BATCH_COUNTS), np.int64), np.zeros((stages, ROWS, count), np.int64)
+    counts[:, FREE] = engine.blocks
+    quiet, ended = np.zeros((stages, QUIET_COUNTS), np.int64), np.zeros(count, np.int64)
+    lanes = Lanes(counts, rows, np.arange(stages), np.zeros(stages), quiet, np.zeros(stages), ended)
     return _serve(arrivals.arrival_s, requests, engine, lanes, in_order, jump, lateness, out.counters)
 
 
@@ -192,7 +180,7 @@ def _serve(
             took = measured_s(requests.first_s[r], end, requests.output[r], lateness.measured)
             late += took >= lateness.due_s[r]
         if jump:
-            quiet[LEFT], quiet[CONTEXT], quiet[GAP] = quiet_steps(batch, requests, engine)
+            quiet[LEFT], quiet[CONTEXT], quiet[GAP] = _quiet_steps(batch, requests, engine)
             lanes.base_s[lane] = base_s(batch.counts[RUNNING], engine)
 
 
@@ -225,6 +213,33 @@ def _catch_up(batch: Batch, requests: Requests, engine: Engine, quiet: N) -> Non
                 blocks[r] += needed
                 counts[FREE] -= needed
     quiet[DONE] = quiet[LEFT] = 0
+
+
+@compiled(allocates=False)
+def _quiet_steps(batch: Batch, requests: Requests, engine: Engine) -> tuple[int, int, int]:
+    """(steps that may follow in which only contexts grow, total context of their first, how much longer its longest is).
+
+    Quiet: all running requests decode, none ends, none waits that could start, and no block is missing.
+    """
+    counts, running = batch.counts, batch.rows[RUNNING]
+    n = counts[RUNNING]
+    if n == 0 or n > engine.max_step_tokens:
+        return 0, 0, 0
+    starts = n < engine.max_step_tokens or engine.policy == PREFILL_FIRST
+    if starts and can_start(batch, requests, engine):
+        return 0, 0, 0
+    shortest, context, longest = np.int64(1 << 60), 0, 0
+    length, prompt, output, computed = requests.length, requests.prompt, requests.output, requests.computed
+    for i in range(n):
+        r = running[i]
+        produced = length[r] - prompt[r]
+        if length[r] - computed[r] != 1 or produced == 0:
+            return 0, 0, 0
+        shortest = min(shortest, output[r] - produced)
+        context += computed[r] + 1
+        longest = max(longest, computed[r] + 1)
+    by_blocks = (counts[FREE] - n) * engine.block_tokens // n
+    return max(0, min(shortest - 1, by_blocks)), context, longest * n - context
 
 
 @compiled()
@@ -290,16 +305,11 @@ def _engine(tier: Tier, kind: int) -> Engine:
 
 @compiled()
 def percentile_within(
-    arrivals: Arrivals,
-    tier: Tier,
-    alone: F,  # (K, N) seconds of each request alone on each kind, of what is measured
-    counted: B,  # (N) whether a request's latency counts; at least one does
-    percentile: float,
-    limit_s: float,
-    measured: int,
+    arrivals: Arrivals, tier: Tier, alone: F, counted: Bools, percentile: float, limit_s: float, measured: int
 ) -> float:
     """The percentile of what is measured of a tier; infinity where it was given up because it is at limit_s or above.
 
+    alone (K, N): what is measured of each request alone on each kind. counted (N): whether it counts; at least one does.
     It is as soon as more requests are than may be. Those that are even when alone are known beforehand.
     """
     arrival_s, requests = arrivals.arrival_s, len(arrivals.arrival_s)
@@ -308,25 +318,22 @@ def percentile_within(
     below = int(np.floor(place))
     late_allowed = count - below - 1
     due = np.full(requests, np.inf)
-    if limit_s < np.inf:
-        for r in range(requests):
-            if not counted[r]:
-                continue
-            if alone[tier.kind[tier.owner[r]], r] >= limit_s:
-                late_allowed -= 1
-            else:
-                due[r] = limit_s if measured == PACE else arrival_s[r] + limit_s
-        if late_allowed < 0:
-            return np.inf
+    for r in range(requests):
+        if not counted[r]:
+            continue
+        if alone[tier.kind[tier.owner[r]], r] >= limit_s:
+            late_allowed -= 1
+        else:
+            due[r] = limit_s if measured == PACE else arrival_s[r] + limit_s
+    if late_allowed < 0:
+        return np.inf
     out = Outcome(np.zeros(requests), np.zeros(requests), np.zeros(COUNTERS))
     if not simulate_tier(arrivals, tier, Lateness(due, late_allowed, measured), out):
         return np.inf
-    if measured == FIRST_TOKEN:
-        values = out.first_s - arrival_s
-    elif measured == PACE:
-        values = (out.finish_s - out.first_s) / np.maximum(1, arrivals.output - 1)
-    else:
-        values = out.finish_s - arrival_s
+    values = np.empty(requests)
+    for r in range(requests):
+        value_s = measured_s(out.first_s[r], out.finish_s[r], arrivals.output[r], measured)
+        values[r] = value_s if measured == PACE else value_s - arrival_s[r]
     latency = np.sort(values[counted])
     if below == count - 1:
         return float(latency[below])
@@ -351,3 +358,34 @@ def alone_s(arrivals: Arrivals, engine: Engine, first_s: F, finish_s: F) -> None
         first_s[r] = total
         first_decode_s = one + engine.context_token_s * (prompt[r] + 1)
         finish_s[r] = total + decodes_s(arrivals.output[r] - 1, first_decode_s, engine)
+
+
+@compiled()
+def take_turns(share: F, owner: N) -> None:
+    """Smooth weighted round robin: turn i of replica r is at (i + 1/2) / share[r], ties by replica. owner (N): out.
+
+    Neighbours of equal share take each turn together: the turns of such groups are merged, not those of replicas.
+    """
+    replicas, count = len(share), len(owner)
+    begin, groups = np.zeros(replicas + 1, np.int64), 0
+    for r in range(replicas):
+        if r == 0 or share[r] != share[r - 1]:
+            begin[groups] = r
+            groups += 1
+    begin[groups] = replicas
+    turn, at = np.zeros(groups, np.int64), np.zeros(groups)
+    turns = np.zeros(groups, np.int64)  # that a replica takes at most
+    for g in range(groups):
+        at[g] = 0.5 / share[begin[g]]
+        turns[g] = int(np.ceil(share[begin[g]] * count)) + 1
+    done = 0
+    while done < count:
+        first = 0
+        for g in range(1, groups):
+            if at[g] < at[first]:
+                first = g
+        for r in range(begin[first], min(begin[first + 1], begin[first] + count - done)):
+            owner[done] = r
+            done += 1
+        turn[first] += 1
+        at[first] = (turn[first] + 0.5) / share[begin[first]] if turn[first] < turns[first] else np.inf

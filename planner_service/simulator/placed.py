@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from penstock.planner_service.simulator.batch_step import BUSY_S, PREEMPTIONS, STEPS
 from penstock.planner_service.simulator.cluster import Cluster, Moves
 from penstock.planner_service.simulator.loop import serve_on
 from penstock.planner_service.simulator.policies import LeastWork
@@ -16,7 +17,7 @@ from penstock.planner_service.simulator.tier import Replica, Served
 from penstock.planner_service.simulator.workload import Workload
 from penstock.services.domain.errors import invalid
 
-STILL = Moves(kv_bytes_per_token=1.0, bandwidth_bytes_per_s=1.0, mixed=0.0)
+STILL = Moves(kv_bytes_per_token=1.0, bandwidth_bytes_per_s=1.0)
 """Nothing moves; workers publish their load as often as in the mesh."""
 
 
@@ -33,9 +34,9 @@ def serve_placed(work: Workload, replicas: Sequence[Replica]) -> Served:
         raise invalid("replicas", "at least one is needed")
     if staged := [replica.shape for replica in replicas if replica.shape.pp > 1]:
         raise invalid("dispatch", f"pending-work is simulated without pipeline stages, which {staged[0]} has")
-    cluster = Cluster(work, replicas, STILL)
-    served = serve_on(cluster, LeastWork)
-    first_s, finish_s = (times + work.arrival_s[0] for times in (served.first_s, served.finish_s))
-    span_s = float(finish_s.max() - work.arrival_s[0])
-    busy = float(cluster.busy_s.mean()) / span_s if span_s > 0 else 0.0
-    return Served(first_s, finish_s, cluster.home, busy, cluster.steps, cluster.preemptions)
+    cluster = serve_on(Cluster(work, replicas, STILL), LeastWork)
+    first_s, finish_s = (times + work.arrival_s[0] for times in (cluster.first_s, cluster.finish_s))
+    span_s, counters = float(finish_s.max() - work.arrival_s[0]), cluster.counters
+    busy = float(counters[:, BUSY_S].mean()) / span_s if span_s > 0 else 0.0
+    steps, preemptions = (int(counters[:, counter].sum()) for counter in (STEPS, PREEMPTIONS))
+    return Served(first_s, finish_s, cluster.home, busy, steps, preemptions)

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.planner_service.simulator.cluster import Cluster, Transfer
 from penstock.services.domain.dispatch import NOTHING_SENT, Sent, delay_s, sent_tokens, stage_for, wait_s, work_tokens
@@ -27,13 +27,8 @@ class Policy:
     def tick(self, ended: Sequence[int], completed: Sequence[tuple[Transfer, bool]]) -> None:
         """After all instances have run up to now."""
 
-    def boundaries(self) -> list[float]:
-        """Where stages end, averaged over their instances, but for the last."""
-        return []
 
-
-@dataclass(frozen=True, slots=True)
-class PublishedWork:
+class PublishedWork(NamedTuple):
     """What an instance published about its pending work, as a worker's record has it."""
 
     prompt_tokens: int = 0
@@ -69,18 +64,19 @@ class Dispatch:
 
     def delay_s(self, answer_tokens: float) -> float:
         """By which the pending work of the least busy instance delays an answer of so many tokens."""
-        return min(self._delay_s(i, answer_tokens) for i in range(self._cluster.instances))
+        return min(
+            delay_s(answer_tokens, self._prompt_tokens(i), self._pending(i), self._prompt_tokens_per_s)
+            for i in range(self._cluster.instances)
+        )
 
-    def _delay_s(self, i: int, answer_tokens: float) -> float:
-        prompts = self._work[i].prompt_tokens + self._sent[i].tokens
-        return delay_s(answer_tokens, prompts, self._pending(i), self._prompt_tokens_per_s)
+    def _prompt_tokens(self, i: int) -> int:
+        return self._work[i].prompt_tokens + self._sent[i].tokens
 
     def _pending(self, i: int) -> float:
-        work = self._work[i]
-        return work_tokens(work.prompt_tokens, work.requests, work.context_tokens) + sent_tokens(self._sent[i])
+        return work_tokens(*self._work[i]) + sent_tokens(self._sent[i])
 
     def _wait_s(self, i: int) -> float:
-        return wait_s(self._work[i].prompt_tokens + self._sent[i].tokens, self._prompt_tokens_per_s)
+        return wait_s(self._prompt_tokens(i), self._prompt_tokens_per_s)
 
 
 class LeastWork(Policy):

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from penstock.planner_service.simulator.cluster import Cluster, Transfer
 from penstock.planner_service.simulator.policies import Dispatch, Policy
 from penstock.services.domain.errors import invalid
@@ -22,19 +20,14 @@ from penstock.types.plans import QoeModel
 class Staged(Policy):
     """CascadeInfer: stages by length, boundaries refined, bid-ask between and within stages."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        layout: StageLayout,
-        qoe: QoeModel,
-    ) -> None:
+    def __init__(self, cluster: Cluster, layout: StageLayout, qoe: QoeModel) -> None:
         super().__init__(cluster)
         if layout.instances != cluster.instances:
             raise invalid("layout", f"holds {layout.instances} instances, the cluster {cluster.instances}")
         self._layout, self._qoe = layout, qoe
         self._names = [f"{i:04}" for i in range(cluster.instances)]
         self._number = {name: i for i, name in enumerate(self._names)}
-        self._places: dict[str, StagePlace | None] = {}
+        self._places: dict[str, StagePlace] = {}
         for i, name in enumerate(self._names):
             stage = layout.stage_of_instance(i)
             self._places[name] = StagePlace(stage, layout.stages[stage].from_tokens, layout.stages[stage].to_tokens)
@@ -78,23 +71,15 @@ class Staged(Policy):
             self._ask_for(source)
         self._start_transfers()
 
-    def boundaries(self) -> list[float]:
-        of_stage: dict[int, list[float]] = {}
-        for i in range(self.cluster.instances):
-            of_stage.setdefault(self._place_of(i).stage, []).append(self._boundary[i])
-        return [float(np.mean(of_stage[s])) for s in sorted(of_stage)][:-1]
-
     def _place_of(self, i: int) -> StagePlace:
-        place = self._places[self._names[i]]
-        assert place is not None
-        return place
+        return self._places[self._names[i]]
 
     def _refine(self, held: list[list[InFlight]]) -> None:
         stages = self._layout.stages
         boundary = list(self._boundary)
-        for i, name in enumerate(self._names):
+        for i, others in enumerate(self._others):
             place = self._place_of(i)
-            after = successors({n: p for n, p in self._places.items() if n != name}, place.stage)
+            after = successors(others, place.stage)
             if not after:
                 continue
             boundary[i] = refine(
@@ -147,38 +132,31 @@ class Staged(Policy):
         tokens = int(cluster.length[request])
         self._senders[source].offer(name, tokens)
         ask = Ask(name, self._names[source], tokens, self._senders[source].tokens)
-        bids = []
-        for candidate in candidates:
-            i = self._number[candidate]
-            answer = self._receivers[i].bid(
+        answers = [
+            self._receivers[i].bid(
                 ask, load_tokens=self._load[i], idle_tokens=cluster.free_tokens(i), tokens_per_s=self._throughput
             )
-            if isinstance(answer, Bid):
-                bids.append(answer)
-        chosen = choose(bids)
-        if chosen is None:
+            for i in [self._number[candidate] for candidate in candidates]
+        ]
+        chosen = choose([answer for answer in answers if isinstance(answer, Bid)])
+        target = None if chosen is None else self._number[chosen.receiver_id]
+        if target is None or self._receivers[target].confirm(ask, idle_tokens=cluster.free_tokens(target)) is not None:
             self._senders[source].ended(name)
             return
-        target = self._number[chosen.receiver_id]
-        if self._receivers[target].confirm(ask, idle_tokens=cluster.free_tokens(target)) is None:
-            self._target[request] = target
-            self._load[target] += tokens
-            self._load[source] -= tokens
-        else:
-            self._senders[source].ended(name)
+        self._target[request] = target
+        self._load[target] += tokens
+        self._load[source] -= tokens
 
     def _start_transfers(self) -> None:
         for i, receiver in enumerate(self._receivers):
             receiver.look_again()
             while (turn := receiver.next()) is not None:
                 request, source = int(turn.ask.request_id), self._number[turn.ask.sender_id]
-                match self._senders[source].start(turn.ask.request_id, starving=turn.starving):
-                    case Go.NOW:
-                        self._begin(request, source, i)
-                    case Go.BUSY:
-                        receiver.sender_busy(turn.ask.request_id)
-                    case Go.WAIT:
-                        pass
+                go = self._senders[source].start(turn.ask.request_id, starving=turn.starving)
+                if go is Go.NOW:
+                    self._begin(request, source, i)
+                elif go is Go.BUSY:
+                    receiver.sender_busy(turn.ask.request_id)
         for source, sender in enumerate(self._senders):
             while (name := sender.next()) is not None:
                 self._begin(int(name), source, self._target[int(name)])

@@ -18,7 +18,6 @@ from penstock.planner_service.simulator.batch_step import (
     Outcome,
 )
 from penstock.planner_service.simulator.felt import Measured
-from penstock.planner_service.simulator.turns import take_turns
 from penstock.planner_service.simulator.workload import Floats, Ints, Workload
 from penstock.services.domain.errors import invalid
 from penstock.services.domain.hardware import ReplicaShape
@@ -58,24 +57,11 @@ class Replica:
     def engine(self, policy: int = DECODE_FIRST, mixed: float = 0.0) -> Engine:
         """As compiled code reads it. policy: of batches, see batch_step. mixed: see cluster.Moves."""
         limits, latency, cpu = self.limits, self.latency, self.latency.cpu
-        return Engine(
-            self.shape.pp,
-            self.lane_blocks,
-            limits.block_tokens,
-            limits.max_running,
-            limits.max_step_tokens,
-            policy,
-            cpu.overlapped,
-            float(latency.context_token_s),
-            float(latency.pair_s),
-            float(latency.gap_s),
-            float(mixed),
-            float(cpu.step_s),
-            float(cpu.request_s),
-            float(cpu.prompt_s),
-            np.array(latency.knot_tokens, np.float64),
-            np.array(latency.knot_s, np.float64),
-        )
+        batches = (limits.block_tokens, limits.max_running, limits.max_step_tokens, policy)
+        rates = (float(latency.context_token_s), float(latency.pair_s), float(latency.gap_s), float(mixed))
+        cpu_rates = (float(cpu.step_s), float(cpu.request_s), float(cpu.prompt_s))
+        knots = (np.array(latency.knot_tokens, np.float64), np.array(latency.knot_s, np.float64))
+        return Engine(self.shape.pp, self.lane_blocks, *batches, cpu.overlapped, *rates, *cpu_rates, *knots)
 
     def capacity_per_s(
         self,
@@ -141,7 +127,7 @@ def _turns(count: int, kind: Ints, capacity: Floats, dispatch: Dispatch) -> Ints
         return np.arange(count, dtype=np.int64) % replicas
     share = capacity[kind]
     owner = np.empty(count, np.int64)
-    take_turns(share / share.sum(), owner)
+    kernel.take_turns(share / share.sum(), owner)
     return owner
 
 
@@ -205,9 +191,6 @@ def _check_room(work: Workload, owner: Ints, kind: Ints, table: KindTable) -> No
         raise invalid("replicas", problem)
 
 
-ALONE_SHARE = 1 - 1e-9  # of the pace alone: what is left of rounding, as simulated paces are differences of times
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Times:
     """What N requests felt at a tier, in seconds since they came there. first_s (N): first token; finish_s (N): last."""
@@ -235,8 +218,3 @@ def alone_times(work: Workload, replica: Replica) -> Times:
     first, finish = np.zeros(len(work)), np.zeros(len(work))
     kernel.alone_s(work.arrivals, replica.engine(), first, finish)
     return Times(first, finish)
-
-
-def alone_latency(work: Workload, replica: Replica) -> Floats:
-    """(N) seconds from arrival to last token if each request had the replica for itself."""
-    return alone_times(work, replica).finish_s

@@ -1,6 +1,6 @@
 """Requests to be served, as arrays. No I/O."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -91,10 +91,4 @@ class Workload:
         return replace(self, cached_tokens=np.zeros(len(self), np.int64))
 
     def subset(self, chosen: Bools | Ints) -> "Workload":
-        return Workload(
-            self.arrival_s[chosen],
-            self.input_tokens[chosen],
-            self.output_tokens[chosen],
-            self.priority[chosen],
-            self.cached_tokens[chosen],
-        )
+        return Workload(*(getattr(self, each.name)[chosen] for each in fields(self)))

@@ -7,7 +7,6 @@ import numpy as np
 
 from penstock.planner_service.simulator import Replica, Workload
 from penstock.planner_service.simulator.cluster import Moves
-from penstock.planner_service.stages.partition import MoveCost
 from penstock.planner_service.stages.proposals import propose
 from penstock.planner_service.stages.replay import REPLAYED, ReplayVerdict, count_replayed, judge, last_requests
 from penstock.planner_service.stages.sample import in_flight
@@ -51,9 +50,8 @@ def choose(
     for part, which in ((work, ""), (last_requests(work), f" of the last {REPLAYED}")):
         if not 0 < part.rate_per_s < np.inf:
             raise invalid("trace.arrival_s", f"have no rate: at least two times{which} are needed")
-    move = MoveCost(moves.kv_bytes_per_token, moves.bandwidth_bytes_per_s)
     held = in_flight(work, count_replayed(work, replica, moves, instances))
-    layouts = propose(work, held, qoe, replica, instances, max_tokens, move)
+    layouts = propose(work, held, qoe, replica, instances, max_tokens, moves)
     if against is not None:
         others = [layout for layout in layouts if layout.stages != against.stages]
         layouts = [StageLayout.single(instances, max_tokens), *others]
@@ -97,10 +95,6 @@ def check_bounds(work: Workload, replica: Replica, instances: int, max_tokens: i
             f"must be from {work.longest_tokens}, the trace's longest request, to {MAX_KV_TOKENS} per lane in whole blocks, "
             f"not {replica.lane_tokens}",
         ),
-        (
-            not 0 < max(replica.latency.knot_s) < np.inf,
-            "replica.knot_s",
-            "a step must take time",
-        ),
+        (not 0 < max(replica.latency.knot_s) < np.inf, "replica.knot_s", "a step must take time"),
     )
     check(FieldProblem(name, problem) for wrong, name, problem in checks if wrong)

@@ -1,25 +1,17 @@
 """The inner loops of the partition, compiled. No I/O."""
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.services.compilation import compiled
-
-F = npt.NDArray[np.float64]
-N = npt.NDArray[np.int64]
+from penstock.services.domain.slo.compiled.layout import F, N
 
 
 @compiled()
-def stage_qualities(
-    tokens: F,  # (n) lengths of the sequences, ascending
-    inputs: F,  # (n) their inputs
-    ends: N,  # (C) how many sequences are shorter than each cut point
-    instances: int,  # E
-    d: F,  # (5) D0 to D4
-) -> F:
+def stage_qualities(tokens: F, inputs: F, ends: N, instances: int, d: F) -> F:
     """(C, C, E + 1): total QoE of the sequences between two cut points on k instances, each with an even share of them.
 
-    k Q(n / k), all sums divided by k. No more instances count than there are sequences.
+    k Q(n / k), all sums divided by k. No more instances count than there are sequences. tokens, inputs (n): lengths of the
+    sequences, ascending, and their inputs. ends (C): how many are shorter than each cut point. d (5): D0 to D4.
     """
     n, cuts = len(tokens), len(ends)
     sums = np.zeros((n + 1, 3))
@@ -40,14 +32,11 @@ def stage_qualities(
 
 
 @compiled()
-def partition(
-    quality: F,  # (C, C, E + 1), of stage_qualities
-    crossing: F,  # (C) cost of moving sequences over each cut
-    best: F,  # (E + 1, C) out
-    from_instances: N,  # (E + 1, C) out: e' of the best choice
-    from_cut: N,  # (E + 1, C) out: l'
-) -> None:
+def partition(quality: F, crossing: F, best: F, from_instances: N, from_cut: N) -> None:
     """The paper's recurrence (section 4.2).
+
+    quality (C, C, E + 1): of stage_qualities. crossing (C): cost of moving sequences over each cut. best, from_instances,
+    from_cut (E + 1, C): out, the last two e' and l' of the best choice.
 
     f[s,e,l] is the least total QoE of the sequences shorter than l on e instances in s stages:
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from penstock.planner_service.simulator.cluster import Moves
 from penstock.planner_service.simulator.workload import Floats, Ints
 from penstock.planner_service.stages import kernel
 from penstock.planner_service.stages.sample import LengthSample
@@ -20,24 +21,6 @@ from penstock.services.domain.stages.layout import StageLayout
 from penstock.types.plans import QoeModel, Stage
 
 CUTS_PER_DOUBLING = 2
-
-
-@dataclass(frozen=True, slots=True)
-class MoveCost:
-    """What a sequence's move costs: kv_bytes_per_token over all layers, bandwidth_bytes_per_s between two instances."""
-
-    kv_bytes_per_token: float
-    bandwidth_bytes_per_s: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.kv_bytes_per_token < np.inf:
-            raise invalid("kv_bytes_per_token", "must be a finite number, not negative")
-        if not self.bandwidth_bytes_per_s > 0:
-            raise invalid("bandwidth_bytes_per_second", "must be positive")
-
-    @property
-    def token_s(self) -> float:
-        return self.kv_bytes_per_token / self.bandwidth_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +35,7 @@ class StagePlan:
     quality: float
     one_stage_quality: float
     chain_quality: float | None
-    gap: float
+    gap: float = 0.0
 
 
 Part = tuple[int, int, int]  # a stage: from and to which cut point, on how many instances
@@ -61,7 +44,7 @@ Part = tuple[int, int, int]  # a stage: from and to which cut point, on how many
 class Problem:
     """One partition problem: cut points, and the cost of every possible stage."""
 
-    def __init__(self, sample: LengthSample, qoe: QoeModel, instances: int, move: MoveCost, cut_points: Ints) -> None:
+    def __init__(self, sample: LengthSample, qoe: QoeModel, instances: int, moves: Moves, cut_points: Ints) -> None:
         if instances < 1:
             raise invalid("instances", "must be at least 1")
         if sample.tokens[-1] >= cut_points[-1]:
@@ -75,7 +58,7 @@ class Problem:
             instances,
             np.array(qoe.coefficients),
         )
-        self.crossing = _crossing(sample, cut_points, move)
+        self.crossing = _crossing(sample, cut_points, moves)
 
     def total(self, parts: list[Part]) -> float:
         """Pipeline quality of stages given in order."""
@@ -120,42 +103,41 @@ def exponential_cuts(max_tokens: int, per_doubling: int = CUTS_PER_DOUBLING) -> 
     return np.concatenate([[0], points[points < max_tokens], [max_tokens]])
 
 
-def plan_stages(sample: LengthSample, qoe: QoeModel, instances: int, max_tokens: int, move: MoveCost) -> StagePlan:
+def plan_stages(sample: LengthSample, qoe: QoeModel, instances: int, max_tokens: int, moves: Moves) -> StagePlan:
     """The layout of least total QoE for these sequences. Deterministic.
 
     Raises:
         InvalidRequest: no instance, or a sequence that does not fit max_tokens.
     """
-    problem = Problem(sample, qoe, instances, move, exponential_cuts(max_tokens))
+    problem = Problem(sample, qoe, instances, moves, exponential_cuts(max_tokens))
     parts, chain = problem.exact(), problem.chain()
     return StagePlan(
         problem.layout(parts),
         problem.total(parts),
         problem.total([(0, len(problem.cut_points) - 1, instances)]),
         None if chain is None else problem.total(chain),
-        0.0,
     )
 
 
 def with_layout(
-    plan: StagePlan, layout: StageLayout | None, sample: LengthSample, qoe: QoeModel, move: MoveCost
+    plan: StagePlan, layout: StageLayout | None, sample: LengthSample, qoe: QoeModel, moves: Moves
 ) -> StagePlan:
     """The plan with another layout, which the partition did not find best; with one stage if there is none."""
     chosen = layout or StageLayout.single(plan.layout.instances, plan.layout.max_tokens)
     if chosen == plan.layout:
         return plan
-    quality = layout_quality(chosen, sample, qoe, move)
-    return replace(plan, layout=chosen, quality=quality, gap=max(0.0, quality / plan.quality * (1 + plan.gap) - 1))
+    quality = layout_quality(chosen, sample, qoe, moves)
+    return replace(plan, layout=chosen, quality=quality, gap=max(0.0, quality / plan.quality - 1))
 
 
-def layout_quality(layout: StageLayout, sample: LengthSample, qoe: QoeModel, move: MoveCost) -> float:
+def layout_quality(layout: StageLayout, sample: LengthSample, qoe: QoeModel, moves: Moves) -> float:
     """The total QoE of any layout, as that of `plan_stages`."""
     cut_points = np.array([0, *layout.cuts, layout.max_tokens], np.int64)
-    problem = Problem(sample, qoe, layout.instances, move, cut_points)
+    problem = Problem(sample, qoe, layout.instances, moves, cut_points)
     return problem.total([(i, i + 1, stage.instances) for i, stage in enumerate(layout.stages)])
 
 
-def _crossing(sample: LengthSample, cut_points: Ints, move: MoveCost) -> Floats:
+def _crossing(sample: LengthSample, cut_points: Ints, moves: Moves) -> Floats:
     """(C) c[l]: seconds per output token that moves at each cut add, summed over the sequences.
 
     A request whose length passes l moves l tokens of KV once; its cost being time per output token, the move's time is
@@ -165,5 +147,5 @@ def _crossing(sample: LengthSample, cut_points: Ints, move: MoveCost) -> Floats:
     crossing = np.zeros(len(cut_points))
     for i, cut in enumerate(cut_points):
         passes = (sample.input_tokens < cut) & (final >= cut)
-        crossing[i] = cut * move.token_s * (1.0 / sample.output_tokens[passes]).sum()
+        crossing[i] = cut * moves.token_s * (1.0 / sample.output_tokens[passes]).sum()
     return crossing

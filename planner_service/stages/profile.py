@@ -25,11 +25,8 @@ def batches_of(replica: Replica, work: Workload) -> list[tuple[BatchLoad, float]
         for place in OF_A_BUCKET if len(bucket) else ():
             request = bucket[int(place * len(bucket))]
             inputs, outputs = int(work.input_tokens[request]), int(work.output_tokens[request])
-            prompt, length, n = (
-                prompt_s(replica.latency, inputs, replica.limits.max_step_tokens),
-                inputs + outputs / 2,
-                1,
-            )
+            prompt = prompt_s(replica.latency, inputs, replica.limits.max_step_tokens)
+            length, n = inputs + outputs / 2, 1
             while n <= replica.limits.max_running and n * (inputs + outputs) <= replica.lane_tokens:
                 decode = replica.latency.step_s(StepLoad(n, round(n * length), requests=n))
                 load = BatchLoad(n, n * inputs, n * inputs**2, n * length)

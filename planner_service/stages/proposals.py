@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from penstock.planner_service.simulator import Replica, Workload
+from penstock.planner_service.simulator.cluster import Moves
 from penstock.planner_service.simulator.workload import Floats
-from penstock.planner_service.stages.partition import MoveCost, Problem, exponential_cuts
+from penstock.planner_service.stages.partition import Problem, exponential_cuts
 from penstock.planner_service.stages.profile import prompt_s
 from penstock.planner_service.stages.sample import LengthSample
 from penstock.services.domain.latency import StepLoad
@@ -28,20 +29,14 @@ TRANSFER_SHARE = 0.5
 
 
 def propose(
-    work: Workload,
-    sample: LengthSample,
-    qoe: QoeModel,
-    replica: Replica,
-    instances: int,
-    max_tokens: int,
-    move: MoveCost,
+    work: Workload, sample: LengthSample, qoe: QoeModel, replica: Replica, instances: int, max_tokens: int, moves: Moves
 ) -> list[StageLayout]:
     """Layouts of several stages that fit, the most promising first; none of them twice."""
-    problem = Problem(sample, qoe, instances, move, exponential_cuts(max_tokens))
+    problem = Problem(sample, qoe, instances, moves, exponential_cuts(max_tokens))
     layouts = dict[StageLayout, None]()
     for best in _by_move_cost(problem):
         for layout in (best, balanced(best, work, replica)):
-            if len(layout.stages) > 1 and fits(layout, work, sample, replica, move):
+            if len(layout.stages) > 1 and fits(layout, work, sample, replica, moves):
                 layouts[layout] = None
     return list(layouts)
 
@@ -51,7 +46,6 @@ def _by_move_cost(problem: Problem) -> Iterator[StageLayout]:
     for factor in MOVE_FACTORS:
         problem.crossing = crossing * factor
         yield problem.layout(problem.exact())
-    problem.crossing = crossing
 
 
 def balanced(layout: StageLayout, work: Workload, replica: Replica) -> StageLayout:
@@ -83,7 +77,7 @@ def stage_seconds(layout: StageLayout, work: Workload, replica: Replica) -> Floa
     return seconds
 
 
-def fits(layout: StageLayout, work: Workload, sample: LengthSample, replica: Replica, move: MoveCost) -> bool:
+def fits(layout: StageLayout, work: Workload, sample: LengthSample, replica: Replica, moves: Moves) -> bool:
     """Whether every stage has the KV for its sequences in flight, and every cut the bandwidth for its moves."""
     stage_of = np.searchsorted(layout.cuts, sample.tokens, side="right")
     held = np.bincount(stage_of, weights=sample.tokens, minlength=len(layout.stages))
@@ -95,6 +89,6 @@ def fits(layout: StageLayout, work: Workload, sample: LengthSample, replica: Rep
         cut = after.from_tokens
         moved = float(((work.input_tokens < cut) & (final >= cut)).mean()) * work.rate_per_s
         pairs = min(before.instances, after.instances)  # an instance sends and receives one after the other
-        if moved * cut * move.token_s > TRANSFER_SHARE * pairs:
+        if moved * cut * moves.token_s > TRANSFER_SHARE * pairs:
             return False
     return True

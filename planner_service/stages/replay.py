@@ -9,15 +9,16 @@ chosen for one stretch of a trace may do harm on the next.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from penstock.planner_service.simulator import Replica, Workload
 from penstock.planner_service.simulator.cluster import Cluster, Moves
-from penstock.planner_service.simulator.loop import ClusterServed, serve_cluster
+from penstock.planner_service.simulator.loop import serve_on
 from penstock.planner_service.simulator.policies import LeastWork, Policy
 from penstock.planner_service.simulator.staged import Staged
-from penstock.planner_service.simulator.tier import alone_latency
+from penstock.planner_service.simulator.tier import alone_times
 from penstock.planner_service.simulator.workload import Floats
 from penstock.services.domain.stages.layout import StageLayout
 from penstock.types.plans import QoeModel
@@ -65,24 +66,41 @@ class ReplayFigures:
     moved: int
 
 
+class Changes(NamedTuple):
+    """What a layout changes of the figures of another: shares, negative is less."""
+
+    ttft_p50_change: float = 0.0
+    ttft_p95_change: float = 0.0
+    tpot_change: float = 0.0
+    sustained_rate_change: float = 0.0
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """By how much each figure is worse, as shares."""
+        return *self[:3], -self.sustained_rate_change
+
+    def __str__(self) -> str:
+        return (
+            f"time to first token {self.ttft_p50_change:+.0%} (p95 {self.ttft_p95_change:+.0%}), "
+            f"time per output token {self.tpot_change:+.0%}, sustained rate {self.sustained_rate_change:+.0%}"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class ReplayVerdict:
-    """Whether to use a layout, and what it changes against one stage or against what serves: shares, negative is less.
+    """Whether to use a layout, and what it changes against one stage or against what serves.
 
     layout: the one that was judged; None if there was none to judge, and nothing changes. replayed: how many were.
-    against: the layout that serves; None for one stage. before: the same four changes on the requests before those that were
-    replayed, where the layout would have been favoured without them; None where it was not, or there are too few.
+    against: the layout that serves; None for one stage. before: the changes on the requests before those that were replayed,
+    where the layout would have been favoured without them; None where it was not, or there are too few.
     """
 
     favoured: bool
-    ttft_p50_change: float
-    ttft_p95_change: float
-    tpot_change: float
-    sustained_rate_change: float
+    changes: Changes
     layout: StageLayout | None
     replayed: int
     against: StageLayout | None = None
-    before: tuple[float, float, float, float] | None = None
+    before: Changes | None = None
 
     @property
     def chosen(self) -> StageLayout | None:
@@ -100,21 +118,11 @@ class ReplayVerdict:
         serving = _in_words(self.against)
         if self.layout is None:
             return f"Keep {serving}: no layout of several stages holds its KV and carries its moves."
-        changes = _changes_in_words(
-            self.ttft_p50_change, self.ttft_p95_change, self.tpot_change, self.sustained_rate_change
-        )
         judged = _in_words(self.layout)
         if self.favoured:
-            return f"Use {judged}: replayed against {serving}, {changes}."
-        before = f", but on the requests before {_changes_in_words(*self.before)}" if self.before is not None else ""
-        return f"Keep {serving}: the best of {self.replayed} layouts, with {judged}, has {changes}{before}."
-
-
-def _changes_in_words(ttft_p50: float, ttft_p95: float, tpot: float, rate: float) -> str:
-    return (
-        f"time to first token {ttft_p50:+.0%} (p95 {ttft_p95:+.0%}), time per output token {tpot:+.0%}, "
-        f"sustained rate {rate:+.0%}"
-    )
+            return f"Use {judged}: replayed against {serving}, {self.changes}."
+        before = f", but on the requests before {self.before}" if self.before is not None else ""
+        return f"Keep {serving}: the best of {self.replayed} layouts, with {judged}, has {self.changes}{before}."
 
 
 def _in_words(layout: StageLayout | None) -> str:
@@ -132,7 +140,7 @@ class Replayer:
 
     def figures(self, policy: PolicyOf) -> ReplayFigures:
         """At the workload's own rate."""
-        return figures_of(self.work, self._serve(self.work, policy))
+        return figures_of(self._serve(self.work, policy))
 
     def sustained_per_s(self, policy: PolicyOf, near: float = 0.0) -> float:
         """The greatest rate, in whole steps of `RATE_PRECISION`, at which the number of requests in flight does not grow.
@@ -158,17 +166,15 @@ class Replayer:
         return float(first * (1 + RATE_PRECISION) ** low)
 
     def _sustains(self, rate_per_s: float, policy: PolicyOf) -> bool:
-        alone_s = float(alone_latency(self.work, self.replica).mean())
+        alone_s = float(alone_times(self.work, self.replica).finish_s.mean())
         least, most = SUSTAINED_REQUESTS
         requests = min(most, max(least, math.ceil(SUSTAINED_LATENCIES * alone_s * rate_per_s)))
         work = lasting(self.work, rate_per_s, requests)
-        served = serve_cluster(
-            work, self.replica, self.instances, self.moves, policy, until_s=float(work.arrival_s[-1])
-        )
+        served = self._serve(work, policy, until_s=float(work.arrival_s[-1]))
         return is_stable(work.arrival_s, served.finish_s)
 
-    def _serve(self, work: Workload, policy: PolicyOf) -> ClusterServed:
-        return serve_cluster(work, self.replica, self.instances, self.moves, policy)
+    def _serve(self, work: Workload, policy: PolicyOf, until_s: float = np.inf) -> Cluster:
+        return serve_on(Cluster(work, [self.replica] * self.instances, self.moves), policy, until_s)
 
 
 def count_replayed(work: Workload, replica: Replica, moves: Moves, instances: int) -> int:
@@ -177,7 +183,7 @@ def count_replayed(work: Workload, replica: Replica, moves: Moves, instances: in
     `count_in_flight` answers the same by the QoE model alone, which near saturation says several times as many.
     """
     last = last_requests(work)
-    served = serve_cluster(last, replica, instances, moves, LeastWork)
+    served = serve_on(Cluster(last, [replica] * instances, moves), LeastWork)
     arrival = last.arrival_s - last.arrival_s[0]
     span = float(arrival[-1])
     held_s = float((np.minimum(served.finish_s, span) - arrival).clip(min=0).sum())
@@ -214,7 +220,9 @@ def is_stable(arrival_s: Floats, finish_s: Floats) -> bool:
     return mean_in_flight(0.75 * span, span) <= GROWTH * mean_in_flight(0.5 * span, 0.75 * span) + 1
 
 
-def figures_of(work: Workload, served: ClusterServed) -> ReplayFigures:
+def figures_of(served: Cluster) -> ReplayFigures:
+    """Of a cluster that has served all of its workload."""
+    work = served.work
     arrival = work.arrival_s - work.arrival_s[0]
     ttft = served.first_s - arrival
     several = work.output_tokens > 1
@@ -255,38 +263,38 @@ def judge(
     against: the layout that serves; None for one stage.
     """
     if not layouts:
-        return ReplayVerdict(False, 0.0, 0.0, 0.0, 0.0, None, 0, against)
+        return ReplayVerdict(False, Changes(), None, 0, against)
     replayer = Replayer(last_requests(work), replica, instances, moves)
     serving = LeastWork if against is None else _policy(against, qoe)
     reference = replayer.figures(serving)
     judged = [(_changes(replayer.figures(_policy(layout, qoe)), reference), layout) for layout in layouts]
-    judged.sort(key=lambda pair: _product(pair[0]))
-    passing = [pair for pair in judged if max(pair[0]) <= MARGIN][:MOST_SUSTAINED]
+    judged.sort(key=lambda pair: math.prod(1 + change for change in pair[0]))
+    passing = [pair for pair in judged if max(pair[0].losses) <= MARGIN][:MOST_SUSTAINED]
     rate = replayer.sustained_per_s(serving)
     verdicts = list[ReplayVerdict]()
-    for changes, layout in passing or judged[:1]:
-        rate_change = _rate_change(replayer, _policy(layout, qoe), rate)
-        use = max(changes) <= MARGIN and rate_change >= -MARGIN and min(*changes, -rate_change) <= -MIN_GAIN
+    for of_latencies, layout in passing or judged[:1]:
+        policy = _policy(layout, qoe)
+        changes = _with_rate(of_latencies, replayer, policy, rate)
+        use = max(changes.losses) <= MARGIN and min(changes.losses) <= -MIN_GAIN
         earlier = requests_before(work) if use else None
         before = None
         if earlier is not None:
-            before = _all_changes(Replayer(earlier, replica, instances, moves), _policy(layout, qoe), serving)
-            use = max(*before[:3], -before[3]) <= MARGIN
-        verdicts.append(ReplayVerdict(use, *changes, rate_change, layout, len(layouts), against, before))
+            there = Replayer(earlier, replica, instances, moves)
+            before = _changes(there.figures(policy), there.figures(serving))
+            before = _with_rate(before, there, policy, there.sustained_per_s(serving))
+            use = max(before.losses) <= MARGIN
+        verdicts.append(ReplayVerdict(use, changes, layout, len(layouts), against, before))
         if use:
             return verdicts[-1]
     return verdicts[0]
 
 
-def _all_changes(replayer: Replayer, policy: PolicyOf, serving: PolicyOf) -> tuple[float, float, float, float]:
-    """Of the latencies (`_changes`) and of the sustained rate, of one policy against another."""
-    rate = replayer.sustained_per_s(serving)
-    return *_changes(replayer.figures(policy), replayer.figures(serving)), _rate_change(replayer, policy, rate)
-
-
-def _rate_change(replayer: Replayer, policy: PolicyOf, rate_per_s: float) -> float:
-    """Of the sustained rate, of a policy against one that sustains `rate_per_s`."""
-    return replayer.sustained_per_s(policy, near=rate_per_s) / rate_per_s - 1 if rate_per_s > 0 else 0.0
+def _with_rate(changes: Changes, replayer: Replayer, policy: PolicyOf, rate_per_s: float) -> Changes:
+    """With that of the sustained rate, against a policy that sustains `rate_per_s`."""
+    if rate_per_s <= 0:
+        return changes
+    change = replayer.sustained_per_s(policy, near=rate_per_s) / rate_per_s - 1
+    return changes._replace(sustained_rate_change=change)
 
 
 def _policy(layout: StageLayout, qoe: QoeModel) -> PolicyOf:
@@ -294,16 +302,11 @@ def _policy(layout: StageLayout, qoe: QoeModel) -> PolicyOf:
     return LeastWork if len(layout.stages) == 1 else lambda cluster: Staged(cluster, layout, qoe)
 
 
-def _changes(figures: ReplayFigures, against: ReplayFigures) -> tuple[float, float, float]:
-    """Of the median and the 95th percentile of the time to first token, and of the time per output token."""
+def _changes(figures: ReplayFigures, against: ReplayFigures) -> Changes:
+    """Of the latencies alone."""
     pairs = (
         (figures.ttft_p50_s, against.ttft_p50_s),
         (figures.ttft_p95_s, against.ttft_p95_s),
         (figures.tpot_s, against.tpot_s),
     )
-    p50, p95, tpot = (value / reference - 1 if reference > 0 else 0.0 for value, reference in pairs)
-    return p50, p95, tpot
-
-
-def _product(changes: tuple[float, float, float]) -> float:
-    return float(np.prod([1 + change for change in changes]))
+    return Changes(*(value / reference - 1 if reference > 0 else 0.0 for value, reference in pairs))

@@ -26,11 +26,6 @@ class LengthSample:
             raise invalid("sequences", "at least one is needed to plan by")
         if (self.input_tokens < 0).any() or (self.tokens < self.input_tokens).any() or (self.output_tokens < 1).any():
             raise invalid("sequences", "must hold their input, and end with at least one output token")
-        if (np.diff(self.tokens) < 0).any():
-            raise invalid("sequences", "must ascend by length")
-
-    def __len__(self) -> int:
-        return len(self.tokens)
 
     @classmethod
     def of(cls, tokens: Ints, input_tokens: Ints, output_tokens: Ints) -> "LengthSample":
@@ -38,7 +33,7 @@ class LengthSample:
         return cls(tokens[order], input_tokens[order], output_tokens[order])
 
 
-def count_in_flight(work: Workload, qoe: QoeModel, instances: int, replica: Replica | None = None) -> int:
+def count_in_flight(work: Workload, qoe: QoeModel, instances: int, replica: Replica) -> int:
     """Sequences in flight at once: Little's law, their time being output times the QoE model's cost of the batch they make.
 
     With n in flight on E instances, n = rate * output * (D0 + n / E * m), m being what one mean request adds to the cost.
@@ -51,12 +46,8 @@ def count_in_flight(work: Workload, qoe: QoeModel, instances: int, replica: Repl
     d0, d1, d2, d3, d4 = qoe.coefficients
     added = d1 + d2 * inputs + d3 * float(weight @ work.input_tokens.astype(float) ** 2) + d4 * lengths
     tokens_per_s = work.rate_per_s * float(outputs.mean())
-    room = np.inf
-    if replica is not None:
-        room = instances * min(replica.limits.max_running, replica.lane_tokens / lengths)
+    room = instances * min(replica.limits.max_running, replica.lane_tokens / lengths)
     left = 1 - tokens_per_s * added / instances
-    if left <= 0 and replica is None:
-        raise invalid("instances", f"{instances} cannot carry {tokens_per_s:.0f} output tokens/s by this QoE model")
     expected = tokens_per_s * d0 / left if left > 0 else np.inf
     return max(1, round(min(expected, room)))
 
@@ -66,8 +57,6 @@ def in_flight(work: Workload, count: int) -> LengthSample:
 
     A request is so drawn in proportion to its output, and at every length that it passes with the same chance.
     """
-    if count < 1:
-        raise invalid("count", "must be at least 1")
     ends = np.cumsum(work.output_tokens)
     places = ((np.arange(count) + 0.5) * (ends[-1] / count)).astype(np.int64)
     request = np.searchsorted(ends, places, side="right")

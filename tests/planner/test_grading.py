@@ -28,7 +28,7 @@ from penstock.planner_service.routing.grading import QUESTION_TOKENS, REPLY_TOKE
 from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.simulator import Dispatch, EngineLimits, Replica
-from penstock.planner_service.simulator.tier import alone_latency, assign, serve
+from penstock.planner_service.simulator.tier import alone_times, assign, serve
 from penstock.question_files.errors import FileError
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ReplicaShape
@@ -80,7 +80,8 @@ def test_a_tier_that_grades_needs_more(tmp_path: Path) -> None:
     without, with_grades = planned_strategies(plain, demand), planned_strategies(grading, demand)
     assert with_grades[0].gpus == without[0].gpus
     assert with_grades[1].gpus > without[1].gpus
-    how = (demand.requests, demand.arrival_s, THRESHOLDS, without, Dispatch.CAPACITY)
+    processed = route(demand.requests, THRESHOLDS).processed
+    how = (demand.requests, demand.arrival_s, processed, without, Dispatch.CAPACITY)
     loads = [present(sustained_load(*how, site.grading)) for site in (plain, grading)]
     assert loads[1].utilisation[0] == loads[0].utilisation[0]
     assert loads[1].utilisation[1] > 1.3 * loads[0].utilisation[1], "more than half of the answers are graded besides"
@@ -142,7 +143,7 @@ def test_without_load_a_grade_takes_what_it_takes_alone(tmp_path: Path, judge: d
     plain = run_cascade(
         dataclasses.replace(site, grading=None, judge_s=0.0), demand, thresholds, strategies, Dispatch.CAPACITY
     )
-    np.testing.assert_allclose(run.total_s - plain.total_s, alone_latency(answers, replica) + 0.5, rtol=1e-6)
+    np.testing.assert_allclose(run.total_s - plain.total_s, alone_times(answers, replica).finish_s + 0.5, rtol=1e-6)
 
 
 def test_a_judge_model_must_keep_up(tmp_path: Path) -> None:
@@ -153,8 +154,9 @@ def test_a_judge_model_must_keep_up(tmp_path: Path) -> None:
     plan = plan_cascade(enough, demand, **targets, max_utilisation=0.75)
     assert plan.tiers[0].gpus > 0
     strategies = [tier.strategy for tier in plan.tiers]
+    processed = route(demand.requests, plan.thresholds).processed
     load = present(
-        sustained_load(demand.requests, demand.arrival_s, plan.thresholds, strategies, Dispatch.CAPACITY, few.grading)
+        sustained_load(demand.requests, demand.arrival_s, processed, strategies, Dispatch.CAPACITY, few.grading)
     )
     assert load.tier == JUDGE
     avoiding = plan_cascade(few, demand, **targets, max_utilisation=0.75)

@@ -35,7 +35,7 @@ def test_the_most_promising_pairs_are_those_of_a_full_enumeration() -> None:
             if m > 0 and gpus - n * sizes[i] - m * sizes[j] < sizes[i]
         ]
         every.sort(key=lambda one: one[0])
-        found = ranking.promising_pairs(sizes, capacity, alone, rate, 20.0, gpus, most, keep)
+        found = ranking.promising_pairs(ranking.Kinds(sizes, capacity, alone, rate, 20.0), gpus, most, keep)
         assert [tuple(row) for row in found.tolist()] == [parts for _, parts in every[:keep]]
         triples = {
             parts
@@ -45,7 +45,7 @@ def test_the_most_promising_pairs_are_those_of_a_full_enumeration() -> None:
             for left in [gpus - n * sizes[i] - m * sizes[j] - p * sizes[k]]
             if 0 <= left < min(sizes[i], sizes[j], sizes[k]) and sorted((n, m, p))[1] <= ranking.MAX_OTHERS
         }
-        rows = ranking.promising_triples(sizes, capacity, alone, rate, 20.0, gpus, most, 10_000).tolist()
+        rows = ranking.promising_triples(ranking.Kinds(sizes, capacity, alone, rate, 20.0), gpus, most, 10_000).tolist()
         named = [tuple(sorted(((i, n), (j, m), (k, p)))) for i, n, j, m, k, p in rows]
         assert set(named) == triples
         guesses = [estimate(list(parts)) for parts in named]
@@ -62,7 +62,9 @@ def test_kinds_that_are_passed_over_are_not_among_the_most_promising() -> None:
         gpus, most = int(rng.integers(3, 300)), int(rng.integers(1, 400))
         rate = float(capacity.max() / sizes[capacity.argmax()] * gpus * rng.uniform(0.1, 1.3))
         for promising in (ranking.promising_pairs, ranking.promising_triples):
-            few, all_rows = (promising(sizes, capacity, alone, rate, 20.0, gpus, most, keep) for keep in (6, 30_000))
+            few, all_rows = (
+                promising(ranking.Kinds(sizes, capacity, alone, rate, 20.0), gpus, most, keep) for keep in (6, 30_000)
+            )
             np.testing.assert_array_equal(few, all_rows[:6])
 
 

@@ -22,7 +22,7 @@ from penstock.planner_service.simulator.batch_step import (
     Outcome,
 )
 from penstock.planner_service.simulator.in_order import PREEMPTED, serve_in_order
-from penstock.planner_service.simulator.tier import KindTable, alone_latency, alone_times, assign, serve_kinds
+from penstock.planner_service.simulator.tier import KindTable, alone_times, assign, serve_kinds
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.latency import EngineCpu, StepLatencyModel
 from penstock.worker_service.scheduling.batching import BatchLimits, BatchScheduler
@@ -228,7 +228,7 @@ def test_giving_up_early_loses_nothing(
     served = serve_kinds(work, table, np.array(kind), np.ones(3), Dispatch.ROUND_ROBIN)
     counted = np.arange(len(work)) % every == 0
     exact = float(np.percentile((served.finish_s - work.arrival_s)[counted], percentile))
-    alone = np.array([alone_latency(work, one) for one in kinds])
+    alone = np.array([alone_times(work, one).finish_s for one in kinds])
     tier, limit = table.tier(owners, places), exact * share
     unlimited_s, found = (
         kernel.percentile_within(work.arrivals, tier, alone, counted, percentile, limit_s, LATENCY)
