@@ -49,7 +49,6 @@ class PlainReplicas:
 
     def serve(self, work: Workload, promises: Promises, *, misses_allowed: int | None = None) -> Judged:
         """A request goes to the replica whose prompts before it are computed first."""
-        promises.check(work)
         check_fits(work, self.replica)
         run = _Run(work, promises, misses_allowed, self.drafter)
         engine = self.replica.engine(self.policy.number)
@@ -77,7 +76,6 @@ class Disaggregated:
         return (self.prefill + self.decode) * self.replica.shape.gpus
 
     def serve(self, work: Workload, promises: Promises, *, misses_allowed: int | None = None) -> Judged:
-        promises.check(work)
         check_fits(work, self.replica)
         run = _Run(work, promises, misses_allowed, self.drafter)
         engine = self.replica.engine(PREFILL_FIRST)

@@ -13,7 +13,6 @@ import numpy as np
 from penstock.planner_service.simulator.batch_step import Engine
 from penstock.planner_service.simulator.speculation import MAX_WINDOW, SimulatedDrafter
 from penstock.services.compilation import compiled
-from penstock.services.domain.errors import invalid
 from penstock.services.domain.slo.compiled.layout import StepModel, base_s
 
 Steps = Engine | StepModel
@@ -38,15 +37,9 @@ NO_DRAFTS = Drafts(0.0, 0, 0.0, 0.0, 0.0)
 
 
 def drafts_of(drafter: SimulatedDrafter | None, max_window: int = MAX_WINDOW) -> Drafts:
-    """What a drafter means for steps; NO_DRAFTS for none.
-
-    Raises:
-        InvalidRequest: An acceptance out of range.
-    """
+    """What a drafter means for steps; NO_DRAFTS for none."""
     if drafter is None:
         return NO_DRAFTS
-    if not 0 <= drafter.acceptance <= 1:
-        raise invalid("drafter.acceptance", f"must be from 0 to 1, not {drafter.acceptance:g}")
     latency = drafter.latency
     one_s, many_s = latency.base_s(1), latency.base_s(CATCH_UP_BATCH)
     reply_s = max(0.0, many_s - one_s) / (CATCH_UP_BATCH - 1)

@@ -47,9 +47,9 @@ AS_PREDICTED = np.ones(1)
 
 
 class FleetLimits(NamedTuple):
-    """kv_tokens: of each replica. hops: replicas that are tried after the first. hop_s: until the next one
-    has the request. decline: requests that no replica admits end; otherwise they are served as best effort. least_loaded: the
-    first choice is the replica with the fewest prompt tokens before it, else they take turns.
+    """kv_tokens: of each replica. hops: replicas that are tried after the first. decline: requests that no replica admits
+    end; otherwise they are served as best effort. least_loaded: the first choice is the replica with the fewest prompt tokens
+    before it, else they take turns.
     misses_allowed: the simulation is given up once more requests missed. drafts: for decodes under a promise. took: shares of
     their prediction that steps take, one after the other and then from the first on again. again_tokens: predicted of a reply
     that outlives its prediction, each time; 0 where lengths are known.
@@ -57,7 +57,6 @@ class FleetLimits(NamedTuple):
 
     kv_tokens: int
     hops: int
-    hop_s: float
     decline: bool
     least_loaded: bool
     misses_allowed: int
@@ -68,20 +67,19 @@ class FleetLimits(NamedTuple):
 
 class FleetOutcome(NamedTuple):
     """What R requests received, (R) each: when the first and the last token came (0 for those declined), ADMITTED,
-    SERVED_BEST_EFFORT or DECLINED, by which replica, how often they were preempted. most_kv (replicas): the most KV tokens
-    that each replica held."""
+    SERVED_BEST_EFFORT or DECLINED, how often they were preempted. most_kv (replicas): the most KV tokens that each replica
+    held."""
 
     first_s: F
     finish_s: F
     outcome: N
-    replica: N
     preemptions: N
     most_kv: N
 
 
 def new_outcome(requests: int, replicas: int) -> FleetOutcome:
-    times, counts = np.zeros((2, requests)), np.zeros((3, requests), np.int64)
-    return FleetOutcome(times[0], times[1], counts[0], counts[1], counts[2], np.zeros(replicas, np.int64))
+    times, counts = np.zeros((2, requests)), np.zeros((2, requests), np.int64)
+    return FleetOutcome(times[0], times[1], counts[0], counts[1], np.zeros(replicas, np.int64))
 
 
 class FleetReplica(NamedTuple):
@@ -106,7 +104,8 @@ SIZES = 6
 
 
 class Run(NamedTuple):
-    """What is served, and by which rules. tpots_s (L): every pace, as kept. judgement, out: what the requests receive."""
+    """What is served, and by which rules. tpots_s (L): every pace among the requests, once each, as kept (KEPT_SHARE).
+    judgement, out: what the requests receive."""
 
     requests: FleetRequests
     slos: Slos
@@ -130,16 +129,15 @@ def over_kv(one: FleetReplica, limits: FleetLimits) -> bool:
 
 
 @compiled(allocates=False)
-def start_best_effort(
-    one: FleetReplica, requests: FleetRequests, judgement: Judgement, places: int, limits: FleetLimits
-) -> None:
+def start_best_effort(one: FleetReplica, run: Run) -> None:
     """Start those queued for whom all their tokens and the next one have room, by arrival; first, promised requests have
     places."""
-    while one.sizes[QUEUED] > 0 and one.sizes[COLUMNS] < places:
+    requests, judgement = run.requests, run.judgement
+    while one.sizes[QUEUED] > 0 and one.sizes[COLUMNS] < run.model.places:
         r, n = one.queue[0], one.sizes[COLUMNS]
         needs = requests.prompt[r] + judgement.tokens[r]
         held = reserved(one) + one.sizes[BEST_EFFORT_KV] + one.sizes[BEST_EFFORT_RUNNING]
-        if held + needs + 1 > limits.kv_tokens:
+        if held + needs + 1 > run.limits.kv_tokens:
             return
         counts, times = one.columns
         counts[KIND, n], counts[DECODING, n], counts[CONTEXT, n] = BEST_EFFORT, 0, 0
@@ -156,10 +154,10 @@ def start_best_effort(
 
 
 @compiled(allocates=False)
-def make_room(one: FleetReplica, memory: N, limits: FleetLimits, out: FleetOutcome) -> None:
+def make_room(one: FleetReplica, memory: N, run: Run) -> None:
     """Preempt until nothing is over."""
-    while over_kv(one, limits):
-        preempt_last(one, memory, out)
+    while over_kv(one, run.limits):
+        preempt_last(one, memory, run.out)
 
 
 @compiled(allocates=False)

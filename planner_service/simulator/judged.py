@@ -10,14 +10,14 @@ import numpy as np
 
 from penstock.planner_service.simulator.attainment_kernel import Slos, new_judgement
 from penstock.planner_service.simulator.drafts import drafts_of
-from penstock.planner_service.simulator.fleet_replica import FleetLimits, FleetRequests, new_outcome
+from penstock.planner_service.simulator.fleet_replica import FleetLimits, FleetRequests, Run, new_outcome
 from penstock.planner_service.simulator.slo_fleet import ADMITTED, GIVEN_UP, serve_fleet
 from penstock.planner_service.simulator.speculation import SimulatedDrafter
 from penstock.planner_service.simulator.tier import Replica
 from penstock.planner_service.simulator.workload import Bools, Floats, Ints, Workload
 from penstock.services.domain.errors import invalid
 from penstock.services.domain.hardware import ReplicaShape
-from penstock.services.domain.slo.compiled.layout import step_model
+from penstock.services.domain.slo.compiled.layout import KEPT_SHARE, step_model
 
 NEVER_LATER = np.iinfo(np.int64).max
 
@@ -38,13 +38,6 @@ class Promises:
     @classmethod
     def of_one_phase(cls, ttft_s: Floats, tpot_s: Floats) -> "Promises":
         return cls(ttft_s, tpot_s, tpot_s, np.full(len(ttft_s), NEVER_LATER))
-
-    def check(self, work: Workload) -> None:
-        """Raises InvalidRequest where lengths differ or a time is not positive."""
-        for name in ("ttft_s", "tpot_s", "later_tpot_s", "later_from"):
-            values = getattr(self, name)
-            if len(values) != len(work) or not (values > 0).all():
-                raise invalid(f"promises.{name}", f"must be {len(work)} numbers greater than 0")
 
     def subset(self, chosen: Ints) -> "Promises":
         return Promises(self.ttft_s[chosen], self.tpot_s[chosen], self.later_tpot_s[chosen], self.later_from[chosen])
@@ -88,7 +81,6 @@ class SloReplicas:
     count: int = 1
     reserve: float = 0.0
     hops: int = 0
-    hop_s: float = 0.001
     decline: bool = False
     least_loaded: bool = True
     drafter: SimulatedDrafter | None = None
@@ -110,30 +102,19 @@ class SloReplicas:
 
         again_tokens: those that it counts with once a reply has outlived its prediction.
         """
-        promises.check(work)
         check_fits(work, self.replica)
         slos, judgement, n = slos_of(work, promises), new_judgement(len(work)), len(work)
-        requests = FleetRequests(
-            work.arrival_s,
-            work.input_tokens,
-            work.output_tokens,
-            work.output_tokens if predicted is None else predicted,
-            promises.tightest_s,
-        )
-        limits = FleetLimits(
-            self.replica.lane_tokens,
-            self.hops,
-            self.hop_s,
-            self.decline,
-            self.least_loaded,
-            n if misses_allowed is None else misses_allowed,
-            drafts_of(self.drafter),
-            again_tokens=again_tokens,
-        )
+        expected = work.output_tokens if predicted is None else predicted
+        lengths = (work.input_tokens, work.output_tokens, expected)
+        requests = FleetRequests(work.arrival_s, *lengths, promises.tightest_s)
+        allowed = n if misses_allowed is None else misses_allowed
+        rules = (self.hops, self.decline, self.least_loaded, allowed, drafts_of(self.drafter))
+        limits = FleetLimits(self.replica.lane_tokens, *rules, again_tokens=again_tokens)
         out = new_outcome(n, self.count)
         batch = self.replica.limits
         model = step_model(self.replica.latency, batch.max_step_tokens, self.reserve, places=batch.max_running)
-        steps = serve_fleet(requests, slos, np.unique(promises.tightest_s), model, self.count, limits, judgement, out)
+        kept_s = KEPT_SHARE * np.unique(promises.tightest_s)
+        steps = serve_fleet(Run(requests, slos, kept_s, model, limits, judgement, out), self.count)
         admitted = out.outcome == ADMITTED
         asks = np.isfinite(promises.ttft_s)
         attained = admitted & asks & (judgement.misses == 0) & (out.finish_s > 0)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.planner_service.simulator.attainment_kernel import Judgement, Slos, judge_token
+from penstock.planner_service.simulator.attainment_kernel import judge_token
 from penstock.planner_service.simulator.fleet_drafts import draft
 from penstock.planner_service.simulator.fleet_replica import (
     BEST_EFFORT_KV,
@@ -19,8 +19,6 @@ from penstock.planner_service.simulator.fleet_replica import (
     QUEUED,
     SIZES,
     WHOLE,
-    FleetLimits,
-    FleetOutcome,
     FleetReplica,
     FleetRequests,
     Run,
@@ -64,31 +62,25 @@ from penstock.services.domain.slo.compiled.layout import (
     F,
     Kv,
     N,
-    StepModel,
     predict_again,
 )
 from penstock.services.domain.slo.compiled.replay import AdmissionQuestion
 from penstock.services.domain.slo.compiled.step import commit
 
 ADMITTED, SERVED_BEST_EFFORT, DECLINED = 1, 0, -1
+HOP_S = 0.001  # until the next replica has a request that one has declined
 GIVEN_UP = -1
 
 
 class Fleet(NamedTuple):
-    """F replicas with R requests. Of each replica, as in FleetReplica: counts (F, COUNTS, R), times (F, TIMES, R), who, inbox
-    and queue (F, R), sizes (F, SIZES), certified (F, STATES); ready_s (F), when its step ends.
+    """F replicas with R requests. each: the arrays of FleetReplica with one more axis, the first. ready_s (F): when the step
+    of each ends.
 
     Of each request, (R): reach_s, when it is at the replica that it goes to; home, where it came first; tried, how many
     others; memory, KV tokens of one under a promise when it has all its tokens, 0 for others.
     """
 
-    counts: N
-    times: F
-    who: N
-    inbox: N
-    queue: N
-    sizes: N
-    certified: F
+    each: FleetReplica
     ready_s: F
     reach_s: F
     home: N
@@ -97,34 +89,15 @@ class Fleet(NamedTuple):
 
 
 @compiled()
-def serve_fleet(
-    requests: FleetRequests,
-    slos: Slos,
-    tpots_s: F,  # (L) every pace among the requests, each once
-    model: StepModel,
-    replicas: int,
-    limits: FleetLimits,
-    judgement: Judgement,  # out
-    out: FleetOutcome,
-) -> int:
+def serve_fleet(run: Run, replicas: int) -> int:
     """Serve R requests, each of which fits the KV alone. Returns the number of steps, or GIVEN_UP."""
-    total = len(requests.arrival_s)
-    whole = np.zeros((3, replicas, total), np.int64)
-    fleet = Fleet(
-        np.zeros((replicas, COUNTS, total), np.int64),
-        np.zeros((replicas, TIMES, total)),
-        whole[0],
-        whole[1],
-        whole[2],
-        np.zeros((replicas, SIZES), np.int64),
-        np.zeros((replicas, STATES)),
-        np.zeros(replicas),
-        requests.arrival_s.copy(),
-        np.zeros(total, np.int64),
-        np.zeros(total, np.int64),
-        np.zeros(total, np.int64),
-    )
-    run = Run(requests, slos, KEPT_SHARE * tpots_s, model, limits, judgement, out)
+    requests, model, limits, out, total = run.requests, run.model, run.limits, run.out, len(run.requests.arrival_s)
+    columns = Columns(np.zeros((replicas, COUNTS, total), np.int64), np.zeros((replicas, TIMES, total)))
+    rows, of_requests = np.zeros((3, replicas, total), np.int64), np.zeros((3, total), np.int64)
+    sizes, certified = np.zeros((replicas, SIZES), np.int64), np.zeros((replicas, STATES))
+    each = FleetReplica(columns, rows[0], rows[1], rows[2], sizes, certified)
+    reach_s = requests.arrival_s.copy()
+    fleet = Fleet(each, np.zeros(replicas), reach_s, of_requests[0], of_requests[1], of_requests[2])
     grants, drafted = np.zeros(total, np.int64), np.zeros(total, np.int64)
     kv, arrived, steps, missed = Kv(float(limits.kv_tokens), 0), 0, 0, 0
     while True:
@@ -141,8 +114,8 @@ def serve_fleet(
             missed += _decide(turn, turn_s, came, one, fleet, run)
         if missed > limits.misses_allowed:
             return GIVEN_UP
-        start_best_effort(one, requests, judgement, model.places, limits)
-        make_room(one, fleet.memory, limits, out)
+        start_best_effort(one, run)
+        make_room(one, fleet.memory, run)
         if one.sizes[COLUMNS] == 0:
             continue
         took_s = _form_step(turn_s, one, fleet.memory, grants, kv, run)
@@ -166,8 +139,9 @@ def serve_fleet(
 
 @compiled()
 def _replica(fleet: Fleet, i: int) -> FleetReplica:
-    columns = Columns(fleet.counts[i], fleet.times[i])
-    return FleetReplica(columns, fleet.who[i], fleet.inbox[i], fleet.queue[i], fleet.sizes[i], fleet.certified[i])
+    each = fleet.each
+    columns = Columns(each.columns.counts[i], each.columns.times[i])
+    return FleetReplica(columns, each.who[i], each.inbox[i], each.queue[i], each.sizes[i], each.certified[i])
 
 
 @compiled(allocates=False)
@@ -175,11 +149,11 @@ def _next_turn(fleet: Fleet) -> tuple[int, float]:
     """The replica that can take a step first, and when; -1 where none has anything to do."""
     turn, turn_s = -1, np.inf
     for i in range(len(fleet.ready_s)):
-        at_s, sizes = fleet.ready_s[i], fleet.sizes[i]
+        at_s, sizes = fleet.ready_s[i], fleet.each.sizes[i]
         if sizes[COLUMNS] == 0 and sizes[QUEUED] == 0:
             if sizes[INBOX] == 0:
                 continue
-            at_s = max(at_s, fleet.reach_s[fleet.inbox[i, 0]])
+            at_s = max(at_s, fleet.reach_s[fleet.each.inbox[i, 0]])
         if at_s < turn_s:
             turn, turn_s = i, at_s
     return turn, turn_s
@@ -198,8 +172,8 @@ def _arrive(r: int, fleet: Fleet, run: Run) -> None:
             if load < least:
                 least, home = load, i
     fleet.home[r] = home
-    fleet.inbox[home, fleet.sizes[home, INBOX]] = r
-    fleet.sizes[home, INBOX] += 1
+    fleet.each.inbox[home, fleet.each.sizes[home, INBOX]] = r
+    fleet.each.sizes[home, INBOX] += 1
 
 
 @compiled()
@@ -214,9 +188,9 @@ def _decide(turn: int, now_s: float, came: int, one: FleetReplica, fleet: Fleet,
         asks = run.slos.first_due_s[r] < np.inf
         if asks and fleet.tried[r] < min(run.limits.hops, replicas - 1):
             fleet.tried[r] += 1
-            fleet.reach_s[r] = now_s + run.limits.hop_s
+            fleet.reach_s[r] = now_s + HOP_S
             to = (turn + 1) % replicas
-            _send(fleet.inbox[to], fleet.sizes[to], fleet.reach_s, r)
+            _send(fleet.each.inbox[to], fleet.each.sizes[to], fleet.reach_s, r)
         elif asks and run.limits.decline:
             run.out.outcome[r] = DECLINED
             run.judgement.misses[r] += 1
@@ -224,15 +198,14 @@ def _decide(turn: int, now_s: float, came: int, one: FleetReplica, fleet: Fleet,
         else:
             missed += asks
             home = fleet.home[r]
-            run.out.outcome[r], run.out.replica[r] = SERVED_BEST_EFFORT, home
-            if fleet.sizes[home, COLUMNS] == 0 and fleet.sizes[home, QUEUED] == 0:
+            sizes = fleet.each.sizes[home]
+            run.out.outcome[r] = SERVED_BEST_EFFORT
+            if sizes[COLUMNS] == 0 and sizes[QUEUED] == 0:
                 fleet.ready_s[home] = max(fleet.ready_s[home], now_s)
-            fleet.sizes[home, QUEUED] = queue_up(fleet.queue[home], fleet.sizes[home, QUEUED], r)
+            sizes[QUEUED] = queue_up(fleet.each.queue[home], sizes[QUEUED], r)
     for k in range(came, one.sizes[INBOX]):
         one.inbox[k - came] = one.inbox[k]
     one.sizes[INBOX] -= came
-    for k in range(one.sizes[COLUMNS]):
-        run.out.replica[one.who[k]] = turn
     return missed
 
 
@@ -256,13 +229,14 @@ def _form_step(now_s: float, one: FleetReplica, memory: N, grants: N, kv: Kv, ru
 @compiled(allocates=False)
 def _load(replica: int, fleet: Fleet, requests: FleetRequests) -> float:
     """Prompt tokens that a replica has before it; of equals, the KV reserved decides."""
-    tokens, counts, sizes = 0.0, fleet.counts[replica], fleet.sizes[replica]
+    each = fleet.each
+    tokens, counts, sizes = 0.0, each.columns.counts[replica], each.sizes[replica]
     for i in range(sizes[COLUMNS]):
         if counts[KIND, i] == STANDARD and counts[DECODING, i] == 0:
             tokens += counts[PENDING, i]
     for k in range(sizes[INBOX]):
-        tokens += requests.prompt[fleet.inbox[replica, k]]
-    return tokens + min(sizes[WHOLE], fleet.certified[replica, MOST_HELD]) * 1e-9
+        tokens += requests.prompt[each.inbox[replica, k]]
+    return tokens + min(sizes[WHOLE], each.certified[replica, MOST_HELD]) * 1e-9
 
 
 @compiled(allocates=False)
@@ -323,7 +297,7 @@ def _admit(now_s: float, one: FleetReplica, came: int, memory: N, run: Run) -> i
             run.out.outcome[r] = ADMITTED
             memory[r] = needs[at]
             one.sizes[WHOLE] += needs[at]
-            make_room(one, memory, limits, run.out)
+            make_room(one, memory, run)
             n = one.sizes[COLUMNS]
             one.columns.counts[:, n] = new_counts[:, at]
             one.columns.times[:, n] = new_times[:, at]
@@ -336,15 +310,11 @@ def _admit(now_s: float, one: FleetReplica, came: int, memory: N, run: Run) -> i
 
 
 @compiled()
-def _end_step(
-    end_s: float,
-    one: FleetReplica,
-    grants: N,
-    drafted: N,  # further tokens of each that are accepted
-    memory: N,
-    run: Run,
-) -> int:
-    """Judge the tokens of a step that has ended and remove requests that have all of theirs; returns the new misses."""
+def _end_step(end_s: float, one: FleetReplica, grants: N, drafted: N, memory: N, run: Run) -> int:
+    """Judge the tokens of a step that has ended and remove requests that have all of theirs; returns the new misses.
+
+    drafted: further tokens of each that are accepted.
+    """
     requests, slos, judgement, out = run.requests, run.slos, run.judgement, run.out
     n, missed = one.sizes[COLUMNS], 0
     emits = np.zeros(n, np.int64)

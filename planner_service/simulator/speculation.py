@@ -7,7 +7,6 @@ of the target and the drafters, and from the shares of drafted tokens that are a
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.services.domain.errors import invalid
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
 from penstock.services.domain.speculation.choice import ChainCandidate, Estimate, best, predicted, windows
 from penstock.services.domain.speculation.estimates import Acceptance, DraftCost, PassCost
@@ -37,13 +36,7 @@ def known_models(
     """What an engine knows after a while of passes and drafts at this batch size.
 
     drafters: small to large. context_tokens: of each reply.
-
-    Raises:
-        InvalidRequest: An acceptance out of range.
     """
-    for i, drafter in enumerate(drafters):
-        if not 0 <= drafter.acceptance <= 1:
-            raise invalid(f"drafters[{i}].acceptance", f"must be from 0 to 1, not {drafter.acceptance:g}")
     estimates = []
     for at, drafter in enumerate(drafters):
         alone_s, all_s = (drafter.latency.step_s(StepLoad(n, n * context_tokens)) for n in (1, replies))
@@ -58,8 +51,8 @@ def known_models(
         )
         passes = _passes(drafter.latency, replies, context_tokens, max_window) if at else None
         estimate = Estimate(Acceptance.known(drafter.acceptance, max_window), cost, passes)
-        for larger in range(at + 1, len(drafters)):
-            estimate.by[larger] = Acceptance.known(drafter.acceptance, max_window)
+        larger = range(at + 1, len(drafters))
+        estimate.by.update({i: Acceptance.known(drafter.acceptance, max_window) for i in larger})
         estimates.append(estimate)
     return _passes(target, replies, context_tokens, max_window), estimates
 

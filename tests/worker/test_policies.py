@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.planner_service.simulator.attainment_kernel import Slos, new_judgement
-from penstock.planner_service.simulator.fleet_replica import FleetLimits, FleetRequests, new_outcome
+from penstock.planner_service.simulator.fleet_replica import FleetLimits, FleetRequests, Run, new_outcome
 from penstock.planner_service.simulator.judged import NEVER_LATER
 from penstock.planner_service.simulator.slo_fleet import ADMITTED, serve_fleet
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
@@ -211,16 +211,16 @@ def test_worker_and_simulator_agree_to_the_last_token() -> None:
         )
         ttft_s = np.array([r.ttft_s for r in requests], np.float64)
         out = new_outcome(n, 1)
-        steps = serve_fleet(
+        run = Run(
             FleetRequests(arrival_s, prompt, output, output, tpot_s),
             Slos(arrival_s + ttft_s, tpot_s, tpot_s, np.full(n, NEVER_LATER)),
-            np.array([0.03, 0.05, 0.1]),
+            KEPT_SHARE * np.array([0.03, 0.05, 0.1]),
             step_model(latency, tokens, places=places),
-            1,
-            FleetLimits(kv, 0, 0.0, True, False, n),
+            FleetLimits(kv, 0, True, False, n),
             new_judgement(n),
             out,
         )
+        steps = serve_fleet(run, 1)
         first_s, finish_s, outcome = out.first_s, out.finish_s, out.outcome
         assert served.admitted == set(np.flatnonzero(outcome == ADMITTED).tolist()), seed
         assert len(served.steps) == steps, seed

@@ -10,12 +10,12 @@ import pytest
 
 from penstock.planner_service.simulator.attainment_kernel import Slos, new_judgement
 from penstock.planner_service.simulator.drafts import drafts_of
-from penstock.planner_service.simulator.fleet_replica import FleetLimits, FleetRequests, new_outcome
+from penstock.planner_service.simulator.fleet_replica import FleetLimits, FleetRequests, Run, new_outcome
 from penstock.planner_service.simulator.judged import NEVER_LATER
 from penstock.planner_service.simulator.slo_fleet import ADMITTED, DECLINED, serve_fleet
 from penstock.planner_service.simulator.speculation import SimulatedDrafter
 from penstock.services.domain.latency import StepLatencyModel
-from penstock.services.domain.slo.compiled.layout import step_model
+from penstock.services.domain.slo.compiled.layout import KEPT_SHARE, step_model
 
 LATENCIES = (
     StepLatencyModel.linear(0.005, 1e-4, 1e-7),
@@ -73,16 +73,10 @@ def serve(seed: int, kind: Kind) -> tuple[int, int, int]:
     drafter = SimulatedDrafter(StepLatencyModel.linear(0.0005, 1e-5, 0.0), ACCEPTANCES[seed % len(ACCEPTANCES)])
     drafts = drafts_of(drafter if kind.drafted else None)
     judgement, out = new_judgement(n), new_outcome(n, 1)
-    serve_fleet(
-        FleetRequests(arrival_s, prompt, output, output, tpot_s),
-        Slos(due_s, tpot_s, tpot_s, np.full(n, NEVER_LATER)),
-        PACES_S,
-        model,
-        1,
-        FleetLimits(kv, 0, 0.001, declines, bool(seed % 2), n, drafts, took),
-        judgement,
-        out,
-    )
+    requests = FleetRequests(arrival_s, prompt, output, output, tpot_s)
+    slos = Slos(due_s, tpot_s, tpot_s, np.full(n, NEVER_LATER))
+    limits = FleetLimits(kv, 0, declines, bool(seed % 2), n, drafts, took)
+    serve_fleet(Run(requests, slos, KEPT_SHARE * PACES_S, model, limits, judgement, out), 1)
     admitted = out.outcome == ADMITTED
     assert not (admitted & (out.first_s > due_s + 1e-6)).any(), f"a first token is late, seed {seed}"
     assert not judgement.misses[admitted].any(), f"a pace is broken, seed {seed}"
@@ -117,7 +111,8 @@ def test_a_burst_gets_the_places_that_others_give_back_in_time(tpot_s: float) ->
     requests = FleetRequests(arrival_s, np.full(n, 100), output, output, paces_s)
     slos = Slos(arrival_s + 4.0, paces_s, paces_s, np.full(n, NEVER_LATER))
     judgement, out = new_judgement(n), new_outcome(n, 1)
-    serve_fleet(requests, slos, PACES_S, model, 1, FleetLimits(100_000, 0, 0.0, False, True, n), judgement, out)
+    limits = FleetLimits(100_000, 0, False, True, n)
+    serve_fleet(Run(requests, slos, KEPT_SHARE * PACES_S, model, limits, judgement, out), 1)
     admitted = out.outcome == ADMITTED
     assert admitted.sum() >= 30
     assert not judgement.misses[admitted].any()
@@ -139,9 +134,10 @@ def test_best_effort_has_its_reserve() -> None:
         judgement, out = new_judgement(n), new_outcome(n, 1)
         slos, limits = (
             Slos(due_s, tpot_s, tpot_s, np.full(n, NEVER_LATER)),
-            FleetLimits(57_000, 0, 0.001, True, True, n),
+            FleetLimits(57_000, 0, True, True, n),
         )
-        serve_fleet(requests, slos, PACES_S, step_model(latency, 4096, reserve, places=256), 1, limits, judgement, out)
+        model = step_model(latency, 4096, reserve, places=256)
+        serve_fleet(Run(requests, slos, KEPT_SHARE * PACES_S, model, limits, judgement, out), 1)
         assert not judgement.misses[out.outcome == ADMITTED].any()
         ends_s.append(float((out.first_s - arrival_s)[~asks].mean()))
     assert ends_s[1] < ends_s[0]
