@@ -6,11 +6,10 @@ from opentelemetry.metrics import Meter, Observation
 
 from penstock.planner_service.live.load_scaler import LoadScaler
 from penstock.planner_service.live.plan_publisher import PlanPublisher
-from penstock.planner_service.live.replanner import Replanner, job_maker
+from penstock.planner_service.live.replanner import Replanner
 from penstock.planner_service.live.rescheduling import DriftRule
 from penstock.planner_service.live.servicer import SERVICE, PlannerServicer
 from penstock.planner_service.live.solver_pool import SolverPool
-from penstock.planner_service.live.worker_shapes import WorkerShapes
 from penstock.proto.planner.v1 import planner_pb2_grpc
 from penstock.question_files.errors import FileError
 from penstock.question_files.questions import load_question
@@ -44,21 +43,9 @@ async def compose(chassis: Chassis) -> None:
         on_change=lambda: publisher.view_changed(),
     )
     seed = chassis.mesh.plan(digest(chassis.settings.mesh_file))
-    scorers = [scorer.name for scorer in chassis.mesh.judge.scorers]
     clock = SystemClock()
     leadership = Leadership(chassis.redis, chassis.keys, chassis.instance_id, clock)
-    most, shapes = chassis.mesh.planner.max_instances, WorkerShapes(chassis.mesh)
-    publisher = PlanPublisher(
-        store,
-        leadership,
-        feed,
-        seed,
-        clock,
-        most,
-        scorers,
-        shapes=shapes,
-        predicts=bool(chassis.mesh.router.score_predictor),
-    )
+    publisher = PlanPublisher(store, leadership, feed, chassis.mesh, seed, clock)
     await chassis.stack.enter_async_context(feed)
     await chassis.stack.enter_async_context(publisher)
     scaler = await chassis.stack.enter_async_context(LoadScaler(chassis.mesh, publisher, clock))
@@ -132,6 +119,5 @@ def _replanner(chassis: Chassis, replan: MeshReplan, publisher: PlanPublisher, s
         confirm=replan.confirm_windows,
         cooldown=replan.cooldown_windows,
     )
-    job = job_maker(str(path))
     store = WorkloadStore(chassis.redis, chassis.keys)
-    return Replanner(publisher, store, solvers, SystemClock(), rule, replan.window_s, job)
+    return Replanner(publisher, store, solvers, SystemClock(), rule, replan.window_s, str(path))

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import NoReturn
 
 from penstock.planner_service.live.worker_shapes import WorkerShapes
@@ -15,11 +15,12 @@ from penstock.services.clock import Clock
 from penstock.services.domain.errors import Unavailable, check
 from penstock.services.domain.instances import InstanceRecord, Role
 from penstock.services.domain.plans import same_model
+from penstock.services.mesh_schema import MeshFile
 from penstock.services.state.connection import StateUnavailable
 from penstock.services.state.feed import MeshFeed
 from penstock.services.state.leadership import Leadership
 from penstock.services.state.plans import PlanStore
-from penstock.types.plans import Plan
+from penstock.types.plans import Plan, TierPlan
 from penstock.types.problems import FieldProblem
 
 _log = logging.getLogger(__name__)
@@ -33,29 +34,15 @@ class PlanPublisher(BackgroundWork):
 
     `seed` is the mesh file's plan. It becomes current at the start unless a plan made from the same file content is
     there already: so restarting the planner changes nothing, editing the file does, and what an operator set stays until
-    the file is edited. max_instances: of one tier; the mesh file may give a tier more. What this class publishes by itself,
-    it publishes only while this planner leads.
+    the file is edited. What this class publishes by itself, it publishes only while this planner leads.
     """
 
     def __init__(
-        self,
-        store: PlanStore,
-        leadership: Leadership,
-        feed: MeshFeed,
-        seed: Plan,
-        clock: Clock,
-        max_instances: int,
-        scorers: Collection[str] = (),
-        *,
-        shapes: WorkerShapes,
-        predicts: bool,
+        self, store: PlanStore, leadership: Leadership, feed: MeshFeed, mesh: MeshFile, seed: Plan, clock: Clock
     ) -> None:
-        """scorers: those that the mesh's judge has; a plan may name one of them, or none. predicts: whether routers have a
-        score predictor."""
         self._store, self._leadership, self._feed, self._seed, self._clock = store, leadership, feed, seed, clock
-        self._max_instances, self._scorers, self.shapes = max_instances, scorers, shapes
-        self._predicts, self._seeded = predicts, False
-        self._changed = asyncio.Event()
+        self._mesh, self.shapes = mesh, WorkerShapes(mesh)
+        self._seeded, self._changed = False, asyncio.Event()
 
     def work(self) -> Works:
         return {"plan-publisher": self._keep}
@@ -94,20 +81,11 @@ class PlanPublisher(BackgroundWork):
             RevisionConflict: another plan than `expected` is current.
             StateUnavailable: Redis cannot be reached.
         """
-        tiers = [self.shapes.filled(tier) for tier in plan.tiers]
-        problems = [*self._too_many(plan), *self._other_models(plan), *self._other_drafters(plan)]
-        problems += self._unpredicted(plan)
-        problems += [p for i, tier in enumerate(tiers) for p in self.shapes.problems(tier, f"plan.tiers[{i}]")]
-        nobody = not any(tier.instances for tier in plan.tiers)
-        if nobody and any(tier.instances for tier in self._seed.tiers):  # else workers are started by other means
-            problems.append(FieldProblem("plan.tiers", "no tier has an instance: no request could be answered"))
-        if plan.scorer and plan.scorer not in self._scorers:
-            has = ", ".join(self._scorers) or "no scorer at all"
-            problems.append(FieldProblem("plan.scorer", f"the judge has {has}, not '{plan.scorer[:80]}'"))
-        check(problems)
+        plan = dataclasses.replace(plan, tiers=tuple(map(self.shapes.filled, plan.tiers)))
+        check(self._problems(plan))
         stamped = dataclasses.replace(
             plan,
-            tiers=tuple(dataclasses.replace(tier, drafters=self._drafters(tier.name)) for tier in tiers),
+            tiers=tuple(dataclasses.replace(tier, drafters=self._drafters(tier.name)) for tier in plan.tiers),
             source=plan.source or "operator",
             created_at=self._clock.wall(),
             input_digest=plan.input_digest or self._seed.input_digest,
@@ -124,43 +102,45 @@ class PlanPublisher(BackgroundWork):
         _log.info("plan %d from %s", plan_revision.revision, plan_revision.source)
         return plan_revision
 
-    def _too_many(self, plan: Plan) -> Iterator[FieldProblem]:
+    def _problems(self, plan: Plan) -> Iterator[FieldProblem]:
+        """Why the mesh cannot serve a plan. Its tiers: as shapes.filled returns them."""
         for i, tier in enumerate(plan.tiers):
-            seeded = self._seed.tier(tier.name)
-            most = max(self._max_instances, seeded.instances if seeded is not None else 0)
-            if tier.instances > most:
-                problem = f"must be at most {most}, not {tier.instances}: see planner.max_instances in the mesh file"
-                yield FieldProblem(f"plan.tiers[{i}].instances", problem)
-
-    def _other_models(self, plan: Plan) -> Iterator[FieldProblem]:
-        """A tier has one model at a time: its workers continue each other's replies, and its rules were fitted to it."""
-        for i, tier in enumerate(plan.tiers):
-            seeded = self._seed.tier(tier.name)
-            if seeded is not None and not same_model(seeded.model, tier.model):
-                problem = f"workers of tier {tier.name} load {seeded.model}, not {tier.model[:200]}: no plan changes it"
-                yield FieldProblem(f"plan.tiers[{i}].model", f"{problem}; see tiers[].model in the mesh file")
-
-    def _unpredicted(self, plan: Plan) -> Iterator[FieldProblem]:
-        """A tier that accepts all would be sent every prompt."""
+            yield from self._tier_problems(tier, f"plan.tiers[{i}]")
         for i, tier in enumerate(plan.tiers[:-1]):
-            if accepts_all(tier.threshold or 0.0) and not self._predicts:
+            # without predictions, one that accepts all would be sent every prompt
+            if accepts_all(tier.threshold or 0.0) and not self._mesh.router.score_predictor:
                 problem = f"{tier.name} accepts all: needs router.score_predictor in the mesh file"
                 yield from (FieldProblem(f"plan.tiers[{i}].{field}", problem) for field in predicting(tier))
+        nobody = not any(tier.instances for tier in plan.tiers)
+        if nobody and any(tier.instances for tier in self._seed.tiers):  # else workers are started by other means
+            yield FieldProblem("plan.tiers", "no tier has an instance: no request could be answered")
+        scorers = [scorer.name for scorer in self._mesh.judge.scorers]
+        if plan.scorer and plan.scorer not in scorers:
+            has = ", ".join(scorers) or "no scorer at all"
+            yield FieldProblem("plan.scorer", f"the judge has {has}, not '{plan.scorer[:80]}'")
+
+    def _tier_problems(self, tier: TierPlan, at: str) -> Iterator[FieldProblem]:
+        """A tier has one model at a time: its workers continue each other's replies, and its rules were fitted to it."""
+        seeded, loaded = self._seed.tier(tier.name), self._drafters(tier.name)
+        most = max(self._mesh.planner.max_instances, seeded.instances if seeded is not None else 0)
+        if tier.instances > most:
+            problem = f"must be at most {most}, not {tier.instances}: see planner.max_instances in the mesh file"
+            yield FieldProblem(f"{at}.instances", problem)
+        if seeded is not None and not same_model(seeded.model, tier.model):
+            problem = f"workers of tier {tier.name} load {seeded.model}, not {tier.model[:200]}: no plan changes it"
+            yield FieldProblem(f"{at}.model", f"{problem}; see tiers[].model in the mesh file")
+        if tier.drafters and tier.drafters != loaded:
+            problem = (
+                f"workers of tier {tier.name} load {', '.join(loaded) or 'no drafters'} when they start, not "
+                f"{', '.join(tier.drafters)[:200]}: see tiers[].speculation in the mesh file"
+            )
+            yield FieldProblem(f"{at}.drafters", problem)
+        yield from self.shapes.problems(tier, at)
 
     def _drafters(self, tier: str) -> tuple[str, ...]:
         """What drafts in the tier's workers, which load it when they start."""
         seeded = self._seed.tier(tier)
         return seeded.drafters if seeded is not None else ()
-
-    def _other_drafters(self, plan: Plan) -> Iterator[FieldProblem]:
-        for i, tier in enumerate(plan.tiers):
-            loaded = self._drafters(tier.name)
-            if tier.drafters and tier.drafters != loaded:
-                problem = (
-                    f"workers of tier {tier.name} load {', '.join(loaded) or 'no drafters'} when they start, not "
-                    f"{', '.join(tier.drafters)[:200]}: see tiers[].speculation in the mesh file"
-                )
-                yield FieldProblem(f"plan.tiers[{i}].drafters", problem)
 
     async def newer_than(self, revision: int) -> Plan:
         """The current plan, as soon as there is one newer than `revision`."""

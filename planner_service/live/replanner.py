@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import NoReturn
 
@@ -32,8 +32,6 @@ SOURCE = "drift"
 HELD_WINDOWS = 3.0
 HELD_S = 15.0  # or as long, if windows are short
 
-JobMaker = Callable[[Drift], ReplanJob]
-
 
 class Replanner(BackgroundWork):
     """Reads windows as they end, asks the drift rule, plans in the background, publishes.
@@ -42,6 +40,7 @@ class Replanner(BackgroundWork):
     A plan that is published meanwhile wins: the one being computed is dropped.
 
     Only the leading planner plans. The others keep the last drift for HELD_WINDOWS: the leader may end while it plans.
+    question: path of the file, see MeshReplan.
     """
 
     def __init__(
@@ -52,10 +51,10 @@ class Replanner(BackgroundWork):
         clock: Clock,
         rule: DriftRule,
         window_s: float,
-        job: JobMaker,
+        question: str,
     ) -> None:
         self._publisher, self._store, self._solvers, self._clock = publisher, store, solvers, clock
-        self._rule, self._window_s, self._job = rule, window_s, job
+        self._rule, self._window_s, self._question = rule, window_s, question
         self._state, self._started_s = DriftState(), clock.wall()
         self._last_id, self._waiting = "0", dict[float, list[Window]]()
         self._wanted: asyncio.Queue[Drift] = asyncio.Queue()
@@ -110,7 +109,7 @@ class Replanner(BackgroundWork):
                 drift = self._wanted.get_nowait()  # only the newest counts
             before = self._publisher.current
             assert before is not None
-            job = under_plan(self._job(drift), before)
+            job = replan_job(self._question, drift, before)
             try:
                 async with aclosing(self._solvers.run("Replan", job.to_json())) as responses:
                     first, *traced = [response async for response in responses]
@@ -156,23 +155,11 @@ class Replanner(BackgroundWork):
         return plan
 
 
-def job_maker(question: str) -> JobMaker:
-    """Jobs that differ in nothing but the drift."""
-
-    def make(drift: Drift) -> ReplanJob:
-        records = tuple(record for window in drift.evidence for record in window.records)
-        return ReplanJob(question, rate_per_s(drift.evidence), records)
-
-    return make
-
-
-def under_plan(job: ReplanJob, plan: Plan) -> ReplanJob:
-    """The job with what stays as the plan has it: tiers with length stages, and rules."""
-    return dataclasses.replace(
-        job,
-        staged=tuple(tier.name for tier in plan.tiers if tier.stages),
-        rules=rules_of_plan(plan),
-    )
+def replan_job(question: str, drift: Drift, plan: Plan) -> ReplanJob:
+    """The job for what shows a drift. As the plan has them stay: tiers with length stages, and rules."""
+    records = tuple(record for window in drift.evidence for record in window.records)
+    staged = tuple(tier.name for tier in plan.tiers if tier.stages)
+    return ReplanJob(question, rate_per_s(drift.evidence), records, staged, rules_of_plan(plan))
 
 
 def _follow_up(before: Plan, plan: CascadePlan, drift: Drift) -> Plan:
@@ -180,7 +167,10 @@ def _follow_up(before: Plan, plan: CascadePlan, drift: Drift) -> Plan:
     from penstock.planner_service.codecs.plan_file import served_tiers  # brings numpy and numba
 
     settings = served_tiers(plan)
-    tiers = tuple(_changed(t, threshold, count) for t, (threshold, count) in zip(before.tiers, settings, strict=True))
+    tiers = tuple(  # with their length stages, which keep their ranges
+        dataclasses.replace(t, threshold=threshold, instances=count, stages=with_instances(t.stages, count))
+        for t, (threshold, count) in zip(before.tiers, settings, strict=True)
+    )
     without_stages = [
         f"{new.name} has fewer instances than length stages and serves all lengths with each"
         for old, new in zip(before.tiers, tiers, strict=True)
@@ -198,15 +188,5 @@ def with_verdict(plan: Plan, tier: TierPlan, response: pb.PlanStagesResponse) ->
     if not response.verdict.favoured:
         return plan
     changed = codec.with_stages(tier, response)
-    note = f"{plan.note}; {tier.name}: {response.verdict.sentence}"
-    return dataclasses.replace(
-        plan,
-        tiers=tuple(changed if each is tier else each for each in plan.tiers),
-        note=note,
-    )
-
-
-def _changed(tier: TierPlan, threshold: float | None, instances: int) -> TierPlan:
-    """The tier with its length stages, which keep their ranges."""
-    stages = with_instances(tier.stages, instances)
-    return dataclasses.replace(tier, threshold=threshold, instances=instances, stages=stages)
+    tiers = tuple(changed if each is tier else each for each in plan.tiers)
+    return dataclasses.replace(plan, tiers=tiers, note=f"{plan.note}; {tier.name}: {response.verdict.sentence}")

@@ -13,6 +13,7 @@ Hysteresis, against noise and against flapping:
 """
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -57,19 +58,12 @@ class Drift:
 
 
 @dataclass(frozen=True, slots=True)
-class _Suspicion:
-    """A figure off in one direction: by so many windows."""
-
-    sign: int
-    windows: int
-
-
-@dataclass(frozen=True, slots=True)
 class DriftState:
-    """reference: what the plan is for. suspects: by figure. recent: the windows since the first suspicion."""
+    """reference: what the plan is for. suspects: figures that are off, and in how many windows: negative for one that has
+    fallen. recent: the windows since the first suspicion."""
 
     reference: tuple[Window, ...] = ()
-    suspects: Mapping[str, _Suspicion] = field(default_factory=dict)
+    suspects: Mapping[str, int] = field(default_factory=dict)
     recent: tuple[Window, ...] = ()
     cooldown: int = 0
 
@@ -90,7 +84,7 @@ def observe(state: DriftState, window: Window, rule: DriftRule) -> tuple[DriftSt
     if not state.reference:
         return replace(state, reference=(window,)), None
     before, now = figures(state.reference, rule), figures((window,), rule)
-    suspects = {name: suspicion for name, suspicion in state.suspects.items() if name in before}
+    suspects = {name: windows for name, windows in state.suspects.items() if name in before}
     for name in before.keys() & now.keys():
         a, b = before[name], now[name]
         change = b.mean - a.mean
@@ -98,11 +92,11 @@ def observe(state: DriftState, window: Window, rule: DriftRule) -> tuple[DriftSt
         va, vb = (max(a.variance, b.variance),) * 2 if name == RATE else (a.variance, b.variance)
         bar = max(_matters(name, rule), rule.z * math.sqrt(va / a.count + vb / b.count))
         sign = 1 if change > 0 else -1
-        known = suspects.get(name)
+        known = suspects.get(name, 0)
+        same = known * sign > 0
         if abs(change) > bar:
-            same = known is not None and known.sign == sign
-            suspects[name] = _Suspicion(sign, known.windows + 1 if same and known is not None else 1)
-        elif known is not None and (abs(change) < bar / 2 or known.sign != sign):
+            suspects[name] = known + sign if same else sign
+        elif known and (abs(change) < bar / 2 or not same):
             del suspects[name]
     cooldown = max(0, state.cooldown - 1)
     if not suspects:
@@ -111,8 +105,8 @@ def observe(state: DriftState, window: Window, rule: DriftRule) -> tuple[DriftSt
             reference = (*reference, window)
         return DriftState(reference, {}, (), cooldown), None
     recent = (*state.recent, window)[-rule.reference_windows :]
-    sure = {name: s for name, s in suspects.items() if s.windows >= rule.confirm}
-    evidence = recent[-max((s.windows for s in sure.values()), default=1) :]
+    sure = {name: abs(windows) for name, windows in suspects.items() if abs(windows) >= rule.confirm}
+    evidence = recent[-max(sure.values(), default=1) :]
     if not sure or state.cooldown or sum(len(w.records) for w in evidence) < rule.least_records:
         return DriftState(state.reference, suspects, recent, cooldown), None
     after = figures(evidence, rule)
@@ -162,8 +156,7 @@ def _shown(name: str, mean: float) -> float:
 
 
 def _dispersion(counts: Sequence[int]) -> float:
-    mean = sum(counts) / len(counts)
-    return sum((count - mean) ** 2 for count in counts) / (len(counts) - 1) / mean
+    return statistics.variance(counts) / statistics.fmean(counts)
 
 
 def _mean(values: Iterable[tuple[float, float]]) -> _Figure:

@@ -13,6 +13,7 @@ from penstock.proto.planner.v1 import planner_pb2_grpc
 from penstock.services.domain.errors import NotFound, invalid
 from penstock.services.grpc_types import Context
 from penstock.services.state.plans import KEPT_REVISIONS, PlanStore
+from penstock.types.plans import Plan
 
 LISTED = 20
 SERVICE = pb.DESCRIPTOR.services_by_name["PlannerService"].full_name
@@ -25,10 +26,7 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
     async def GetPlan(self, request: pb.GetPlanRequest, context: Context) -> pb.GetPlanResponse:
         if request.HasField("revision"):
             return pb.GetPlanResponse(plan=to_message(await self._store.get(request.revision), pb.Plan))
-        plan = await self._store.current()
-        if plan is None:
-            raise NotFound("plan", "current")
-        return pb.GetPlanResponse(plan=to_message(plan, pb.Plan))
+        return pb.GetPlanResponse(plan=to_message(await self._current(), pb.Plan))
 
     async def SetPlan(self, request: pb.SetPlanRequest, context: Context) -> pb.SetPlanResponse:
         plan = codec.plan_from_proto(request.plan)
@@ -62,9 +60,7 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
         return pb.SimulateDeploymentResponse.FromString(answer)
 
     async def PlanStages(self, request: pb.PlanStagesRequest, context: Context) -> pb.PlanStagesResponse:
-        plan = await self._store.current()
-        if plan is None:
-            raise NotFound("plan", "current")
+        plan = await self._current()
         tier = plan.tier(request.tier)
         if tier is None:
             raise invalid("tier", f"must be {' or '.join(t.name for t in plan.tiers)}, not '{request.tier}'")
@@ -87,3 +83,9 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
             revision = await self._publisher.publish(changed, plan.revision)
             write(revision, answer.plan)
         return answer
+
+    async def _current(self) -> Plan:
+        plan = await self._store.current()
+        if plan is None:
+            raise NotFound("plan", "current")
+        return plan

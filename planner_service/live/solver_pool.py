@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncGenerator
 
 from penstock.services.domain.errors import InvalidRequest, PenstockError
@@ -14,6 +15,7 @@ from penstock.types.problems import FieldProblem
 
 _log = logging.getLogger(__name__)
 
+COMMAND = (sys.executable, "-m", "penstock.planner_service.live.solver")
 JOBS = max(1, (os.cpu_count() or 2) - 1)  # at once; more wait
 STAGES_LIMIT_S = 600.0
 """What a choice of length stages may take: replays on the greatest trace that is accepted take some minutes."""
@@ -47,14 +49,7 @@ class SolverPool:
             SolverFailed: its process ended before.
         """
         async with self._places:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "penstock.planner_service.live.solver",
-                method,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-            )
+            process = await asyncio.create_subprocess_exec(*COMMAND, method, stdin=PIPE, stdout=PIPE)
             self.pids.add(process.pid)
             deadline = None if limit_s is None else asyncio.get_running_loop().time() + limit_s
             try:

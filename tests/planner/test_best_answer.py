@@ -13,22 +13,22 @@ from penstock.mapper import from_message
 from penstock.planner_service.codecs.plan_file import read_plan
 from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.live import solver
-from penstock.planner_service.live.replan_job import ReplanJob
-from penstock.planner_service.live.replanner import under_plan
+from penstock.planner_service.live.replanner import replan_job
+from penstock.planner_service.live.rescheduling import Drift
 from penstock.planner_service.planning.one_plan import PlanSearch
 from penstock.planner_service.question.demand import draw_demand
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.replay.slo_classes import WorkloadClass
 from penstock.planner_service.replay.slo_simulation import simulate_slos
-from penstock.planner_service.replay.sustained_load import load_of
+from penstock.planner_service.replay.sustained_load import sustained_load
 from penstock.planner_service.routing.quality import JudgedSample, all_qualities, route
 from penstock.planner_service.routing.solution import Binds, Proof, Unreachable
 from penstock.planner_service.rules.rule_ranking import RuleRanking
 from penstock.planner_service.simulator import Dispatch
 from penstock.question_files.errors import FileError
 from penstock.services.domain.hardware import ReplicaShape
-from penstock.services.domain.workload import RequestRecord, TierVisit
+from penstock.services.domain.workload import RequestRecord, TierVisit, Window
 from penstock.types.planned import PlanEvent
 from penstock.types.planning import Objective
 from penstock.types.plans import Plan, TierPlan
@@ -186,7 +186,7 @@ def test_answers_of_the_last_tier_are_grading_requests_too(tmp_path: Path) -> No
     assert more > 0
     assert present(best_run.grading).requests == present(plain_run.grading).requests + more
     loads = [
-        load_of(one.requests, one.arrival_s, processed, strategies, Dispatch.CAPACITY, present(site.grading))
+        sustained_load(one.requests, one.arrival_s, processed, strategies, Dispatch.CAPACITY, present(site.grading))
         for one in (demand, best)
     ]
     assert present(loads[1]).utilisation[-1] > present(loads[0]).utilisation[-1]
@@ -234,11 +234,12 @@ def test_planning_again_keeps_it(tmp_path: Path) -> None:
         RequestRecord(0.0, 400, (TierVisit("small", 200, 40.0), TierVisit("large", 200, large)))
         for large in (60.0, 20.0)
     )
-    job = ReplanJob(str(replan_question(tmp_path, min_quality=45)), 2.0, records * 25)
+    question = str(replan_question(tmp_path, min_quality=45))
+    drift = Drift((), (Window(0.0, 25.0, (50,), records * 25),))
     tiers = TierPlan("small", "s", 50.0, 1), TierPlan("large", "l", None, 1)
 
     def planned(*, best_answer: bool) -> Any:
-        of_plan = under_plan(job, Plan(1, tiers, best_answer=best_answer))
+        of_plan = replan_job(question, drift, Plan(1, tiers, best_answer=best_answer))
         assert of_plan.rules.best_answer == best_answer
         responses = list[Any]()
         solver.replan(of_plan.to_json(), responses.append)

@@ -15,7 +15,7 @@ from penstock.planner_service.files.measured import measured_of, workload_of
 from penstock.planner_service.live import solver
 from penstock.planner_service.live.plan_publisher import PlanPublisher
 from penstock.planner_service.live.replan_job import ReplanJob
-from penstock.planner_service.live.replanner import Replanner, _follow_up, under_plan
+from penstock.planner_service.live.replanner import Replanner, _follow_up, replan_job
 from penstock.planner_service.live.rescheduling import Drift, DriftRule, Shift
 from penstock.planner_service.live.solver_pool import SolverPool
 from penstock.planner_service.live.worker_shapes import WorkerShapes
@@ -27,7 +27,7 @@ from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.domain.plans import check_plan
-from penstock.services.domain.workload import RequestRecord, TierVisit
+from penstock.services.domain.workload import RequestRecord, TierVisit, Window
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.mesh_schema import MeshFile
 from penstock.services.state.workload import WorkloadStore
@@ -42,7 +42,6 @@ from tests.support.questions import replan_question
 QOE = QoeModel(0.005, 1e-5, 1e-8, 0.0, 2e-7)
 STAGES = (Stage(0, 300, 2), Stage(300, 2000, 1))
 DRIFT = Drift((Shift("requests per second", 1.0, 9.0),), ())
-JOB = ReplanJob("question.yaml", 9.0, ())
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,8 @@ def test_planning_again_passes_over_what_routers_pass_over(tmp_path: Path) -> No
     """Half of the requests are passed over by the small tier, which therefore gets half of them, whatever its threshold."""
     easy = RequestRecord(0.0, 400, (TierVisit("small", 200, 90.0),), predicted=(("small", 95.0),))
     hard = RequestRecord(0.0, 400, (TierVisit("large", 200, None),), predicted=(("small", 10.0),))
-    job = ReplanJob(str(replan_question(tmp_path, min_quality=60)), 2.0, (easy, hard) * 25)
+    question = str(replan_question(tmp_path, min_quality=60))
+    drift = Drift(DRIFT.shifts, (Window(0.0, 25.0, (50,), (easy, hard) * 25),))
 
     def planned(job: ReplanJob) -> Any:
         responses = list[Any]()
@@ -100,10 +100,10 @@ def test_planning_again_passes_over_what_routers_pass_over(tmp_path: Path) -> No
 
     def under(**fields: Any) -> ReplanJob:
         plan = Plan(1, (TierPlan("small", "s", 70.0, 1, **fields), TierPlan("large", "l", None, 1)))
-        return under_plan(job, plan)
+        return replan_job(question, drift, plan)
 
     none = AcceptanceRules(skip_below=(None,), skip_for=(None,), long_answers=(None,))
-    assert under() == dataclasses.replace(job, rules=none)
+    assert under() == ReplanJob(question, 2.0, (easy, hard) * 25, rules=none)
     assert planned(under()).share_processed == 1.0
     skipping = planned(under(skip_below=50.0))
     assert skipping.share_processed == pytest.approx(0.5, abs=0.1)
@@ -115,7 +115,7 @@ def replanner(workers: list[InstanceRecord]) -> Replanner:
     """One that knows these workers; nothing of it runs."""
     publisher = cast(PlanPublisher, SimpleNamespace(workers=lambda _: workers))
     store = cast(WorkloadStore, None)
-    return Replanner(publisher, store, SolverPool(1), SystemClock(), DriftRule(), 300.0, lambda _: JOB)
+    return Replanner(publisher, store, SolverPool(1), SystemClock(), DriftRule(), 300.0, "question.yaml")
 
 
 @pytest.mark.slow
@@ -170,7 +170,7 @@ class OnePlan:
 async def test_a_plan_that_is_published_meanwhile_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was being computed is dropped, and the next drift is planned for again."""
     record = RequestRecord(0.0, 400, (TierVisit("small", 200, 90.0), TierVisit("large", 200, None)))
-    job = ReplanJob(str(replan_question(tmp_path, min_quality=60)), 2.0, (record,) * 50)
+    drift = dataclasses.replace(DRIFT, evidence=(Window(0.0, 25.0, (50,), (record,) * 50),))
     tiers: list[dict[str, Any]] = [
         {"name": "small", "model": "s", "threshold": 99},
         {"name": "large", "model": "l", "engine": "torch"},
@@ -194,15 +194,15 @@ async def test_a_plan_that_is_published_meanwhile_wins(tmp_path: Path, monkeypat
         SystemClock(),
         DriftRule(),
         300.0,
-        lambda _: job,
+        str(replan_question(tmp_path, min_quality=60)),
     )
     planning = asyncio.create_task(replanner._plan())
     async with asyncio.timeout(120):
-        replanner._wanted.put_nowait(DRIFT)
+        replanner._wanted.put_nowait(drift)
         while not holding.refused:
             await asyncio.sleep(0.01)
         assert holding.current == operators
-        replanner._wanted.put_nowait(DRIFT)
+        replanner._wanted.put_nowait(drift)
         while holding.current.source != "drift":
             await asyncio.sleep(0.01)
     small, large = holding.current.tiers
