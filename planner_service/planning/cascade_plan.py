@@ -12,15 +12,15 @@ from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.question.planning_options import Goal, GpuBudget
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.cascade_simulation import CascadeRun, run_cascade
-from penstock.planner_service.replay.repeated_runs import Interval, repeated
+from penstock.planner_service.replay.repeated_runs import repeated
 from penstock.planner_service.replay.sustained_load import SustainedLoad, sustained_load
 from penstock.planner_service.routing.deployer import Deployer
 from penstock.planner_service.routing.quality import route
 from penstock.planner_service.routing.solution import Solution
-from penstock.planner_service.simulator import Dispatch, Percentiles
+from penstock.planner_service.simulator import Dispatch, percentiles
 from penstock.services.acceptance.pipeline import NO_RULES
 from penstock.services.acceptance.threshold import SKIPPED, accepts_all
-from penstock.types.planned import CascadeChoice, Judging, LargestAlone, QualityPromise
+from penstock.types.planned import CascadeChoice, Interval, Judging, LargestAlone, QualityPromise
 from penstock.types.planning import Objective
 from penstock.types.rules import AcceptanceRules, SkipFor
 from penstock.types.simulated import SimulatedTier, UserLatency
@@ -62,7 +62,7 @@ class LeftOut(enum.StrEnum):
 def felt_in(run: CascadeRun) -> UserLatency:
     """What users of a simulated cascade feel, in seconds; see Objective."""
     kinds = (Objective.END_TO_END, Objective.FIRST_TOKEN, Objective.PACE)
-    return UserLatency(*(Percentiles.of(run.felt_s(kind)) for kind in kinds))
+    return UserLatency(*(percentiles(run.felt_s(kind)) for kind in kinds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,8 @@ def outcome(site: Site, demand: Demand, solution: Solution, deployer: Deployer, 
     slowest = max(tiers, key=lambda tier: tier.p95_s)
     largest = deployer.objective is Objective.LARGEST_TIER
     used = sum(s.gpus for s in strategies)
-    load = sustained_load(demand.requests, demand.arrival_s, thresholds, strategies, deployer.dispatch, site.grading)
+    reached = route(demand.requests, thresholds).processed
+    load = sustained_load(demand.requests, demand.arrival_s, reached, strategies, deployer.dispatch, site.grading)
     binds = f"{slowest.name} is the slowest tier; {used} of {deployer.gpus} GPUs are used"
     return CascadePlan(
         tiers,

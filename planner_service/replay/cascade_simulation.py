@@ -6,7 +6,7 @@ Grading requests go first, so the waits depend little on other requests, and set
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.routing.grading import Arrivals, TierLoad, tier_load
 from penstock.planner_service.routing.quality import replies, route
-from penstock.planner_service.simulator import Dispatch, Percentiles, Served, Workload, report, serve
+from penstock.planner_service.simulator import Dispatch, Served, Workload, percentiles, report, serve
 from penstock.planner_service.simulator.felt import Replies, felt_s, percentile_s
 from penstock.planner_service.simulator.placed import serve_placed
 from penstock.planner_service.simulator.workload import Bools, Floats
@@ -77,7 +77,7 @@ def run_cascade(
     rate = demand.rate_per_s
     per_s = None if rate is None else rate * len(waits) / len(demand.requests)
     by = site.tiers[site.grading.tier] if site.grading.by_tier else site.grading.model
-    grading = Judging(by, len(waits), per_s, Percentiles.of(waits))
+    grading = Judging(by, len(waits), per_s, percentiles(waits))
     return simulation.run(reports, grading)
 
 
@@ -141,14 +141,8 @@ class _Simulation:
         served = self._serve_all(load, strategy)
         own = np.flatnonzero(load.own)
         self.first_s[tier, load.row[own]], self.ends_s[tier, load.row[own]] = served.first_s[own], served.finish_s[own]
-        part = Served(
-            served.first_s[own],
-            served.finish_s[own],
-            served.replica[own],
-            served.busy_share,
-            served.steps,
-            served.preemptions,
-        )
+        of_own = {name: getattr(served, name)[own] for name in ("first_s", "finish_s", "replica")}
+        part = replace(served, **of_own)
         self._works.append(load.work.subset(own))
         self._latencies_s.append(part.finish_s - self._works[-1].arrival_s)
         return report(self._site.tiers[tier], self._works[-1], part)

@@ -8,26 +8,21 @@ from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.simulator import Dispatch
-from penstock.types import planned
+from penstock.types.planned import Interval
 from penstock.types.planning import Objective
 
 CONFIDENCE = 0.95
 
 
-class Interval(planned.Interval):
+def interval_of(values: Sequence[float]) -> Interval:
     """Of a percentile over several runs, with CONFIDENCE (Student's t)."""
+    from scipy.special import stdtrit  # a quarter of a second of imports
 
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Interval":
-        from scipy.special import stdtrit  # a quarter of a second of imports
-
-        mean = float(np.mean(values))
-        if len(values) < 2:
-            return cls(mean, mean, mean, len(values))
-        half = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2) * np.std(values, ddof=1) / np.sqrt(len(values)))
-        return cls(mean, max(0.0, mean - half), mean + half, len(values))
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return Interval(mean, mean, mean, len(values))
+    half = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2) * np.std(values, ddof=1) / np.sqrt(len(values)))
+    return Interval(mean, max(0.0, mean - half), mean + half, len(values))
 
 
 def repeated(
@@ -39,9 +34,8 @@ def repeated(
     latencies: Sequence[tuple[Objective, float]],
 ) -> list[Interval]:
     """The latencies of a plan, each an objective with a percentile, on each of `runs`, at least one."""
-    values: list[list[float]] = [[] for _ in latencies]
+    values = []
     for demand in runs:
         run = run_cascade(site, demand, thresholds, strategies, dispatch)
-        for known, (objective, percentile) in zip(values, latencies, strict=True):
-            known.append(run.latency_s(objective, percentile))
-    return [Interval.of(known) for known in values]
+        values.append([run.latency_s(objective, percentile) for objective, percentile in latencies])
+    return [interval_of(of_runs) for of_runs in zip(*values, strict=True)]

@@ -7,7 +7,7 @@ with hops between replicas of one shape. Reply lengths are known to admission.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,10 +63,11 @@ def simulate_slos(
         work = Workload(reach_s[order], requests.input_tokens[order], requests.output_tokens[order, tier])
         left_s = due_s[order] - reach_s[order]
         promises = Promises.of_one_phase(np.where(left_s > MIN_REMAINDER_S, left_s, math.inf), tpot_s[order])
-        judged = _serve(work, promises, strategy)
-        reach_s[order] = judged.finish_s + judged_s[tier, order]
-        admitted[order] &= judged.admitted
-        attained[order] = np.where(held[order], reach_s[order] <= due_s[order], judged.attained)
+        for rows, fleet in _fleets(work, strategy):
+            judged, own = fleet.serve(work.subset(rows), promises.subset(rows)), order[rows]
+            reach_s[own] = judged.finish_s + judged_s[tier, own]
+            admitted[own] &= judged.admitted
+            attained[own] = np.where(held[own], reach_s[own] <= due_s[own], judged.attained)
     asking = np.isfinite(ttft_s)
     admitted &= asking
     attained &= asking
@@ -89,24 +90,18 @@ def _of_class(one: WorkloadClass, members: Bools, admitted: Bools, attained: Boo
     return SloAttainment(one.name, one.share, count, one.ttft_s, one.tpot_s, *shares)
 
 
-def _serve(work: Workload, promises: Promises, strategy: Strategy) -> Judged:
-    """Serve by a tier's replicas; those of one shape are a fleet, and each fleet has a share by its capacity."""
+def _fleets(work: Workload, strategy: Strategy) -> Iterator[tuple[Ints, SloReplicas]]:
+    """A tier's replicas: those of one shape are a fleet, with which requests it has, a share by its capacity."""
     means = float(work.input_tokens.mean()), float(work.output_tokens.mean())
     weights = np.array([replica.capacity_per_s(*means) * count for replica, count in strategy.replicas])
     turns = (np.arange(len(work)) + 0.5) / len(work)
     order = np.argsort((np.arange(len(work)) * 0.6180339887498949) % 1.0, kind="stable")  # spread evenly over time
     fleet_of = np.zeros(len(work), np.int64)
     fleet_of[order] = np.searchsorted(np.cumsum(weights / weights.sum()), turns, side="left")
-    n = len(work)
-    whole = Judged(np.zeros(n), np.zeros(n), np.zeros(n, np.bool_), np.zeros(n, np.bool_), np.zeros(n, np.int64), False)
     for number, (replica, count) in enumerate(strategy.replicas):
         rows = np.flatnonzero(np.minimum(fleet_of, len(strategy.replicas) - 1) == number)
-        if not len(rows):
-            continue
-        part = SloReplicas(replica, count, hops=count - 1).serve(work.subset(rows), promises.subset(rows))
-        for name in ("first_s", "finish_s", "attained", "admitted", "preemptions"):
-            getattr(whole, name)[rows] = getattr(part, name)
-    return whole
+        if len(rows):
+            yield rows, SloReplicas(replica, count, hops=count - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +173,7 @@ def fewest_gpus(
         best = candidate if best is None or candidate[:2] < best[:2] else best
     if best is None:
         raise Unreachable(
-            f"{site.gpus} GPUs attain {nearest:.1%} of the SLOs of this trace, not {attainment:.1%}",
-            nearest,
+            f"{site.gpus} GPUs attain {nearest:.1%} of the SLOs of this trace, not {attainment:.1%}", nearest
         )
     _, _, kind, count = best
     factor = 1.0

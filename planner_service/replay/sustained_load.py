@@ -11,8 +11,9 @@ import numpy as np
 
 from penstock.planner_service.deployment.saturation import saturated_per_s, together_per_s
 from penstock.planner_service.deployment.search import Strategy
-from penstock.planner_service.routing.grading import Arrivals, Grading, tier_load
-from penstock.planner_service.routing.quality import JudgedSample, route
+from penstock.planner_service.routing.grading import Grading
+from penstock.planner_service.routing.quality import JudgedSample
+from penstock.planner_service.routing.tier_traffic import TierTraffic
 from penstock.planner_service.simulator import Dispatch, Workload
 from penstock.planner_service.simulator.workload import Bools, Floats
 
@@ -50,41 +51,27 @@ class SustainedLoad:
 def sustained_load(
     requests: JudgedSample,
     arrival_s: Floats,
-    thresholds: Sequence[float],
+    processed: Bools,
     strategies: Sequence[Strategy],
     dispatch: Dispatch = Dispatch.CAPACITY,
     grading: Grading | None = None,
 ) -> SustainedLoad | None:
     """What each tier sustains of the requests that reach it, by simulation; the deployment sustains the least of all tiers.
 
-    requests: one per arrival of `arrival_s` (N, ascending). grading: what grades answers as a load, which counts at the tier
-    that grades; None where that loads nothing.
+    requests: one per arrival of `arrival_s` (N, ascending). processed (C, N): those that reach each tier. grading: what
+    grades answers as a load, which counts at the tier that grades; None where that loads nothing.
 
     None where arrivals have no rate, as they come all at once, or where only remote tiers without limits serve.
     """
-    return load_of(requests, arrival_s, route(requests, thresholds).processed, strategies, dispatch, grading)
-
-
-def load_of(
-    requests: JudgedSample,
-    arrival_s: Floats,
-    processed: Bools,
-    strategies: Sequence[Strategy],
-    dispatch: Dispatch = Dispatch.CAPACITY,
-    grading: Grading | None = None,
-) -> SustainedLoad | None:
-    """As `sustained_load`. processed (C, N): the requests that reach each tier."""
-    span_s = float(arrival_s[-1] - arrival_s[0]) if len(arrival_s) else 0.0
-    if span_s <= 0:
+    traffic = TierTraffic(requests, arrival_s, grading)
+    offered_per_s = traffic.rate_per_s
+    if not 0 < offered_per_s < np.inf:
         return None
-    offered_per_s = (len(arrival_s) - 1) / span_s
     limits: list[tuple[float, str]] = []
     utilisation = []
-    answers = [Arrivals(np.flatnonzero(these), arrival_s[these]) for these in requests.judged_answers(processed)]
     for tier, strategy in enumerate(strategies):
-        chosen, drafts = processed[tier], requests.draft_tokens(tier, processed)
-        own = Arrivals(np.flatnonzero(chosen), arrival_s[chosen], drafts[chosen])
-        work = tier_load(requests, tier, own, grading, list(enumerate(answers))).work
+        answers, drafts = traffic.answers(tier, processed), requests.draft_tokens(tier, processed)
+        work = traffic.load(tier, processed[tier], answers, drafts).work
         if not len(work) or not strategy.used:
             utilisation.append(0.0)
             continue
@@ -92,8 +79,7 @@ def load_of(
         limits.append((breaks_per_s, requests.tiers[tier]))
         utilisation.append(offered_per_s / breaks_per_s)
     if grading is not None and not grading.by_tier:
-        nobody = Arrivals(np.zeros(0, np.int64), np.zeros(0))
-        work = tier_load(requests, grading.tier, nobody, grading, list(enumerate(answers))).work
+        work = traffic.of_judge(grading, processed).work
         if len(work):
             limits.append((grading.sustained_per_s(work) / (len(work) / len(requests)), JUDGE))
     sustained_per_s, name = min(limits)

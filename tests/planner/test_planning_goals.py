@@ -11,11 +11,12 @@ from penstock.planner_service.planning.verdict import verdict
 from penstock.planner_service.question.demand import continued, demand_of, draw_demand
 from penstock.planner_service.question.planning_options import LEAST_REQUESTS, Goal, Options
 from penstock.planner_service.question.site import Demand, Site
-from penstock.planner_service.replay.repeated_runs import Interval
+from penstock.planner_service.replay.repeated_runs import interval_of
 from penstock.planner_service.routing.quality import JudgedSample
 from penstock.planner_service.routing.solution import Unreachable
 from penstock.planner_service.simulator import Workload
 from penstock.services.domain.errors import InvalidRequest
+from penstock.types.planned import Interval
 from penstock.types.planning import Objective
 from tests.conftest import ROOT
 from tests.support.inputs import read_quality, read_site
@@ -127,12 +128,12 @@ def test_a_short_trace_is_read_over_and_over(inputs: Inputs) -> None:
 
 
 def test_an_interval_is_students() -> None:
-    interval = Interval.of([6.4, 7.0, 8.1, 9.0, 7.5])
+    interval = interval_of([6.4, 7.0, 8.1, 9.0, 7.5])
     assert interval.mean == pytest.approx(7.6)
     assert interval.high - interval.mean == pytest.approx(
         2.776 * np.std([6.4, 7.0, 8.1, 9.0, 7.5], ddof=1) / 5**0.5, rel=1e-3
     )
-    assert Interval.of([3.0]) == Interval(3.0, 3.0, 3.0, 1)
+    assert interval_of([3.0]) == Interval(3.0, 3.0, 3.0, 1)
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,8 @@ def test_limits_bound_the_share(tmp_path: Path, limit: str) -> None:
     assert bounded.tiers[1].share_processed < free.tiers[1].share_processed
     assert bounded.utilisation[1] <= 0.75 + 1e-9
     strategies = [bounded.tiers[0].strategy, free.tiers[1].strategy]
-    load = present(sustained_load(demand.requests, demand.arrival_s, bounded.thresholds, strategies))
+    processed = route(demand.requests, bounded.thresholds).processed
+    load = present(sustained_load(demand.requests, demand.arrival_s, processed, strategies))
     assert load.tier == "small", "without limits an API does not break"
     with pytest.raises(Unreachable):
         plan_cascade(site_of(tmp_path, cheap | {limit: used * 0.01}), demand, **TARGETS, max_utilisation=0.75)
@@ -172,7 +173,8 @@ def test_limits_bound_the_share(tmp_path: Path, limit: str) -> None:
 def test_an_api_alone_has_no_rate_at_which_it_breaks() -> None:
     demand = demand_at(10.0)
     strategies = [Strategy((), 0.0), Strategy((), 1.0, RemoteTier(0.5, 0.01, 1e-6, 1e-6))]
-    assert sustained_load(demand.requests, demand.arrival_s, (101.0,), strategies) is None
+    processed = route(demand.requests, (101.0,)).processed
+    assert sustained_load(demand.requests, demand.arrival_s, processed, strategies) is None
 
 
 def test_a_remote_tier_in_virtual_time() -> None:

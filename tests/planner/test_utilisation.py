@@ -12,7 +12,7 @@ from benchmarks.brute_force import LIMITS, instance, kinds, wanted_quality
 from penstock.planner_service.deployment.mixed import GpuTypes
 from penstock.planner_service.deployment.saturation import saturated_per_s
 from penstock.planner_service.deployment.search import Strategy
-from penstock.planner_service.replay.sustained_load import SustainedLoad, load_of
+from penstock.planner_service.replay.sustained_load import SustainedLoad, sustained_load
 from penstock.planner_service.routing.deployer import Deployer
 from penstock.planner_service.routing.end_to_end import EndToEnd
 from penstock.planner_service.routing.goals import (
@@ -67,7 +67,7 @@ def verdict(deployer: Deployer, solution: Solution) -> SustainedLoad:
     """The load by which a plan is told."""
     processed, strategies = route(deployer.sample, solution.thresholds).processed, solution.deployment.strategies
     how = (deployer.dispatch, deployer.grading)
-    return present(load_of(deployer.sample, deployer._traffic.arrival_s, processed, strategies, *how))
+    return present(sustained_load(deployer.sample, deployer._traffic.arrival_s, processed, strategies, *how))
 
 
 def within(load: SustainedLoad) -> bool:
