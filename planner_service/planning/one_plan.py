@@ -84,23 +84,21 @@ class PlanSearch:
     ) -> CascadePlan:
         """As checked_plan."""
         options = self.options
-        limit_s, least_s = options.max_latency_s, math.inf
+        limit_s, target_s, least_s = options.max_latency_s, options.max_latency_s, math.inf
         for _ in range(TIGHTENED):
             try:
                 plan = self._plan(demand, deployer, reasons, dataclasses.replace(options, max_latency_s=limit_s))
             except Unreachable:
-                if limit_s == options.max_latency_s:
+                if limit_s == target_s:
                     raise
                 break  # what the other stretches need is out of reach
             plan = with_runs(self.site, plan, runs)
             interval = plan.felt_interval
-            if limit_s is None or options.max_latency_s is None or interval is None:
-                return plan
-            if interval.mean <= options.max_latency_s:
+            if limit_s is None or target_s is None or interval is None or interval.mean <= target_s:
                 return plan
             least_s = min(least_s, interval.mean)
-            limit_s *= MARGIN * options.max_latency_s / interval.mean
-        why = f"no plan was found whose {options.latency_words} is {options.max_latency_s:g} s"
+            limit_s *= MARGIN * target_s / interval.mean
+        why = f"no plan was found whose {options.latency_words} is {target_s:g} s"
         on = f"on {len(runs)} other stretches of the trace"
         raise too_slow(f"{why} {on}: the least was {rounded_up(least_s)} s", least_s)
 

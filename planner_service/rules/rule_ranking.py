@@ -70,8 +70,9 @@ class RuleRanking:
         rows = _evenly(len(demand.requests), MOST_ROWS)
         self._requests = demand.requests.subset(rows)
         self._options, self._judge_s, self._known = options, judge_s, known
-        self._rate_per_s, self._requests_in_all = demand.rate_per_s, len(demand.requests)
-        self._gpus = max(1, deployer.gpus)
+        # as if all came within a second where they come all at once
+        self._rate_per_s = len(demand.requests) if demand.rate_per_s is None else demand.rate_per_s
+        self._units = np.floor(max(1, deployer.gpus) * np.arange(UNITS + 1) / UNITS)  # GPUs of so many units
         last = len(self._requests.tiers) - 1
 
         def costs(tier: int, *, streamed: bool) -> _TierCosts:
@@ -136,7 +137,7 @@ class RuleRanking:
         costs = list(self._tiers)
         if requests.judged_answers(processed)[-1].any():  # the best answer is known when the last one is whole
             costs[-1] = self._last_held
-        guesses = [costs[tier].guess(processed[tier], self._per_s(processed[tier]), self._units) for tier in used]
+        guesses = [costs[tier].guess(processed[tier], self._rate_per_s, self._units) for tier in used]
         cuts = _splits(len(used))
         if not len(cuts):
             return NONE_S, NONE_S
@@ -155,15 +156,6 @@ class RuleRanking:
         if not is_pace:
             total_s += requests.judged_s(processed, self._judge_s).sum(axis=0)
         return percentile_s(total_s, self._options.percentile), gpu_s
-
-    def _per_s(self, reached: Bools) -> float:
-        """The rate at which requests reach a tier; as if they came within a second where they all come at once."""
-        return (self._requests_in_all if self._rate_per_s is None else self._rate_per_s) * float(reached.mean())
-
-    @property
-    def _units(self) -> Floats:
-        """(UNITS + 1) GPUs of so many units."""
-        return np.floor(self._gpus * np.arange(UNITS + 1) / UNITS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,9 +197,9 @@ class _TierCosts:
         alone = np.array([alone_times(work, kind).measured(measured, tokens) for kind in kinds])
         return cls(np.array([float(kind.shape.gpus) for kind in kinds]), busy, alone, share)
 
-    def guess(self, reached: Bools, rate_per_s: float, gpus: Floats) -> _Guess:
-        """What the tier does on so many GPUs (U), where these requests reach it, at this rate."""
-        count = int(reached.sum())
+    def guess(self, reached: Bools, all_per_s: float, gpus: Floats) -> _Guess:
+        """What the tier does on so many GPUs (U), where these requests reach it. all_per_s: the rate of all requests."""
+        count, rate_per_s = int(reached.sum()), all_per_s * float(reached.mean())
         busy_s, alone_s = (each @ reached / count for each in (self.busy_s, self.alone_s))  # (K)
         if not self.sizes.any():
             ones = np.ones(len(gpus))
