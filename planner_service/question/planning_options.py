@@ -1,5 +1,6 @@
 """The options of a plan: what they mean together, and what follows from them. No I/O."""
 
+import itertools
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
@@ -114,6 +115,7 @@ class Options(PlanOptions):
         least = 1 if self.min_tiers is None else self.min_tiers
         if not 1 <= least <= self.max_tiers:
             raise invalid("min_tiers", f"must be from 1 to max_tiers, {self.max_tiers}, not {least}")
-        if sum(math.comb(tiers, count) for count in range(least, self.max_tiers + 1)) > MOST_CASCADES:
+        cascades = itertools.accumulate(math.comb(tiers, count) for count in range(least, self.max_tiers + 1))
+        if any(number > MOST_CASCADES for number in cascades):  # not counted further
             sizes = f"{least} to {self.max_tiers} of {tiers} candidates"
             raise invalid("max_tiers", f"{sizes} are more than {MOST_CASCADES} cascades: give fewer of either")
