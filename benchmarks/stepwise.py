@@ -13,7 +13,6 @@ import numpy as np
 from penstock.planner_service.simulator import Replica, Served, Workload
 from penstock.planner_service.simulator.workload import Ints
 from penstock.services.domain.latency import StepLoad
-from penstock.types.replies import FinishReason
 from penstock.types.sampling import SamplingParams
 from penstock.worker_service.scheduling.batching import BatchLimits, BatchScheduler
 from penstock.worker_service.scheduling.blocks import BlockPool
@@ -65,7 +64,7 @@ def replay(
                     first[r] = now
                 if sequence.output_tokens >= sequence.max_output_tokens:
                     finish[r] = now
-                    scheduler.finish(sequence.request_id, FinishReason.LENGTH)
+                    scheduler.finish(sequence.request_id)
         for replica in sorted(touched):
             if under_way[replica] is None and not schedulers[replica].idle:
                 plan = under_way[replica] = schedulers[replica].plan_step()

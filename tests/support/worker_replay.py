@@ -8,7 +8,6 @@ import numpy as np
 
 from penstock.planner_service.simulator import Workload
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
-from penstock.types.replies import FinishReason
 from penstock.types.sampling import SamplingParams
 from penstock.worker_service.scheduling.batching import BatchLimits, BatchScheduler
 from penstock.worker_service.scheduling.blocks import BlockPool
@@ -107,7 +106,7 @@ def replay(
                 out.first[r] = end
             if sequence.output_tokens >= work.output_tokens[r]:
                 out.finish[r] = end
-                scheduler.finish(sequence.request_id, FinishReason.LENGTH)
+                scheduler.finish(sequence.request_id)
 
 
 def finish_on_instances(work: Workload, latency: StepLatencyModel, lanes: Seq[BatchScheduler]) -> list[float]:

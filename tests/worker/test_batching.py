@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.types.replies import FinishReason
 from penstock.types.sampling import SamplingParams
 from penstock.worker_service.scheduling.batching import BatchLimits, BatchScheduler
 from penstock.worker_service.scheduling.blocks import BlockPool, OutOfBlocks
 from penstock.worker_service.scheduling.policies import DecodeFirst
-from penstock.worker_service.scheduling.sequence import IllegalTransition, Phase, Sequence
+from penstock.worker_service.scheduling.sequence import Phase, Sequence
 from penstock.worker_service.scheduling.steps import Chunk
 from tests.support.present import present
 
@@ -58,7 +57,7 @@ def step(s: BatchScheduler, end_s: float = 0.0) -> dict[str, int]:
     s.commit(plan, {c.sequence.request_id: [7] for c in plan.chunks if c.logits}, end_s)
     for chunk in plan.chunks:
         if chunk.logits and chunk.sequence.output_tokens >= chunk.sequence.max_output_tokens:
-            s.finish(chunk.sequence.request_id, FinishReason.LENGTH)
+            s.finish(chunk.sequence.request_id)
     return {c.sequence.request_id: c.count for c in plan.chunks}
 
 
@@ -128,8 +127,8 @@ def test_an_adopted_sequence_is_one_like_any_other() -> None:
     assert (s.free_places, moved.phase, moved.computed) == (3, Phase.RUNNING, 3)
     assert s.pool.match([0, 1]).tokens == 2  # its full blocks serve others
     assert step(s) == {"moved": 1}
-    assert s.finish("moved", None) is moved
-    assert (moved.phase, moved.finish_reason) == (Phase.FINISHED, None)
+    assert s.finish("moved") is moved
+    assert moved.phase is Phase.FINISHED
     assert (s.free_places, s.pool.free) == (4, 16)
     assert s.idle
 
@@ -144,17 +143,14 @@ def test_an_adopted_sequence_has_its_turn_in_the_order_of_arrival() -> None:
     assert old.order < moved.order < new.order
 
 
-@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.ABORTED, None])
-def test_the_end_of_a_sequence_has_its_reason(reason: FinishReason | None) -> None:
-    """Whether it runs or waits."""
+def test_a_sequence_can_end_whether_it_runs_or_waits() -> None:
     s = scheduler(running=1)
     s.add(sequence("runs", 4))
     s.add(sequence("waits", 4, first=50))
     step(s)
     for name in ("runs", "waits"):
-        ended = present(s.finish(name, reason))
-        assert (ended.phase, ended.finish_reason) == (Phase.FINISHED, reason)
-    assert s.finish("runs", reason) is None
+        assert present(s.finish(name)).phase is Phase.FINISHED
+    assert s.finish("runs") is None
     assert (s.idle, s.pool.free, s.free_places) == (True, 16, 1)
 
 
@@ -167,7 +163,7 @@ def test_the_policy_is_told_of_everything_once() -> None:
     plan = s.plan_step()
     assert plan.preempted == ("b",)
     s.commit(plan, {"a": [7]}, 2.5)
-    s.finish("b", FinishReason.ABORTED)
+    s.finish("b")
     assert notes(s) == [
         ("added", "a"),
         ("added", "b"),
@@ -199,7 +195,7 @@ def test_a_sequence_that_gets_nothing_costs_the_step_nothing() -> None:
     assert plan.preempted == ("young",)
     assert plan.tokens == 1
     s.commit(plan, {"old": [7]})
-    s.finish("old", FinishReason.STOP)
+    s.finish("old")
     assert sum(step(s).values()) == 3  # the young one again, with what it had generated
 
 
@@ -311,14 +307,6 @@ def test_a_paused_sequence_gets_no_token_and_keeps_its_blocks() -> None:
     assert step(s) == {"b": 1}
 
 
-def test_an_illegal_transition_tells_the_history() -> None:
-    one = sequence("a", 3)
-    one.move(Phase.RUNNING)
-    one.move(Phase.FINISHED)
-    with pytest.raises(IllegalTransition, match="waiting -> running -> finished"):
-        one.move(Phase.RUNNING)
-
-
 @settings(max_examples=120, deadline=None)
 @given(st.integers(0, 2**32))
 def test_any_workload_is_served_to_the_last_token(seed: int) -> None:
@@ -353,7 +341,7 @@ def test_any_workload_is_served_to_the_last_token(seed: int) -> None:
         s.commit(plan, {c.sequence.request_id: [steps % 3] for c in plan.chunks if c.logits})
         for c in plan.chunks:
             if c.logits and c.sequence.output_tokens >= c.sequence.max_output_tokens:
-                s.finish(c.sequence.request_id, FinishReason.LENGTH)
+                s.finish(c.sequence.request_id)
                 ended[c.sequence.request_id] = c.sequence
         steps += 1
         assert steps < 5000, "no progress"

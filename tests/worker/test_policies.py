@@ -15,7 +15,6 @@ from penstock.planner_service.simulator.slo_fleet import ADMITTED, serve_fleet
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
 from penstock.services.domain.slo.attainment import PACE_WINDOW_TOKENS, AttainmentTracker
 from penstock.services.domain.slo.compiled.layout import KEPT_SHARE, step_model
-from penstock.types.replies import FinishReason
 from penstock.types.sampling import SamplingParams
 from penstock.types.slo import SloClass
 from penstock.worker_service.scheduling.batching import BatchLimits, BatchScheduler
@@ -81,7 +80,7 @@ def serve(
                 found.admitted.add(int(sequence.request_id))
             elif requests[int(sequence.request_id)].decline:
                 found.declined.add(int(sequence.request_id))
-                scheduler.finish(sequence.request_id, FinishReason.DECLINED)
+                scheduler.finish(sequence.request_id)
         plan = scheduler.plan_step(now_s=now_s)
         found.preempted += [int(name) for name in plan.preempted]
         if not plan.chunks:
@@ -95,7 +94,7 @@ def serve(
             if chunk.logits:
                 found.tokens_s.setdefault(int(chunk.sequence.request_id), []).append(now_s)
                 if chunk.sequence.output_tokens >= chunk.sequence.max_output_tokens:
-                    scheduler.finish(chunk.sequence.request_id, FinishReason.LENGTH)
+                    scheduler.finish(chunk.sequence.request_id)
     assert pool.free == pool.count
     return found
 

@@ -161,7 +161,7 @@ class EngineCore:
     def leave(self, request_id: str) -> None:
         """Remove a request that has moved to another engine; no error if it has ended."""
         if self._requests.pop(request_id, None) is not None:
-            self.scheduler.finish(request_id, None)
+            self.scheduler.finish(request_id)
             self.proposals.forget(request_id)
 
     def _add(
@@ -389,7 +389,7 @@ class EngineCore:
     def _failed(self, request_id: str, error: BaseException) -> tuple[str, RequestFailed]:
         """End a request that cannot be computed and release its resources."""
         self._requests.pop(request_id, None)
-        self.scheduler.finish(request_id, FinishReason.ABORTED)
+        self.scheduler.finish(request_id)
         self.proposals.forget(request_id)
         return request_id, error if isinstance(error, RequestFailed) else request_failed(request_id, error)
 
@@ -405,7 +405,7 @@ class EngineCore:
 
     def _ended(self, request: RunningRequest, reason: FinishReason) -> EngineFinished:
         sequence = request.sequence
-        self.scheduler.finish(sequence.request_id, reason)
+        self.scheduler.finish(sequence.request_id)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._reply_lengths.add(sequence.output_tokens)
         del self._requests[sequence.request_id]

@@ -10,7 +10,6 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from penstock.services.domain.slo.draft_windows import FIRST_PACE, DraftPace
-from penstock.types.replies import FinishReason
 from penstock.worker_service.scheduling.blocks import ROOT, BlockPool, Node, OutOfBlocks
 from penstock.worker_service.scheduling.policies import DecodeFirst
 from penstock.worker_service.scheduling.sequence import Phase, Sequence
@@ -43,25 +42,19 @@ class BatchScheduler:
 
     def __init__(self, limits: BatchLimits, pool: BlockPool, policy: BatchPolicy | None = None) -> None:
         self.limits, self.pool, self.policy = limits, pool, policy or DecodeFirst()
-        self._waiting: list[Sequence] = []  # by (priority descending, order)
-        self._running: list[Sequence] = []  # in order of admission
+        self.waiting: list[Sequence] = []
+        """By priority, descending, then by order. Only the scheduler changes it, and `running`."""
+        self.running: list[Sequence] = []
+        """In order of admission."""
         self._by_id: dict[str, Sequence] = {}
         self._orders = 0
         self._reserved = 0  # number of reservations; each counts as running
         self.preemptions = 0
 
     @property
-    def waiting(self) -> Seq[Sequence]:
-        return self._waiting
-
-    @property
-    def running(self) -> Seq[Sequence]:
-        return self._running
-
-    @property
     def free_places(self) -> int:
         """How many more sequences may run; places set aside for those on their way count as taken."""
-        return self.limits.max_running - len(self._running) - self._reserved
+        return self.limits.max_running - len(self.running) - self._reserved
 
     @property
     def idle(self) -> bool:
@@ -76,11 +69,8 @@ class BatchScheduler:
         Raises:
             ValueError: Its id is in use.
         """
-        if sequence.request_id in self._by_id:
-            raise ValueError(f"{sequence.request_id} is already in the engine")
-        sequence.order = self._orders
-        self._orders += 1
-        self._by_id[sequence.request_id] = sequence
+        self._check_new(sequence)
+        self._register(sequence)
         self._queue(sequence)
         self.policy.added(sequence)
 
@@ -120,20 +110,17 @@ class BatchScheduler:
         Raises:
             ValueError: Its id is in use, or the blocks do not match; nothing has changed.
         """
-        if sequence.request_id in self._by_id:
-            raise ValueError(f"{sequence.request_id} is already in the engine")
+        self._check_new(sequence)
         if not 0 < computed < len(sequence.tokens):
             raise ValueError(f"KV of 1 to {len(sequence.tokens) - 1} tokens can be adopted, not {computed}")
         if len(reservation.blocks) != -(-computed // self.pool.block_tokens):
             raise ValueError(f"{len(reservation.blocks)} blocks for {computed} tokens")
         self._reserved -= 1
-        sequence.order = self._orders
-        self._orders += 1
-        self._by_id[sequence.request_id] = sequence
+        self._register(sequence)
         sequence.blocks, sequence.computed = reservation.blocks, computed
         sequence.sealed, sequence.node = reservation.present, reservation.node
-        sequence.move(Phase.RUNNING)
-        self._running.append(sequence)
+        sequence.phase = Phase.RUNNING
+        self.running.append(sequence)
         self.seal(sequence)
         self.policy.added(sequence)
 
@@ -146,19 +133,18 @@ class BatchScheduler:
             sequence.node = self.pool.seal(sequence.blocks[at], sequence.node, tokens)
             sequence.sealed += 1
 
-    def finish(self, request_id: str, reason: FinishReason | None) -> Sequence | None:
-        """Remove a sequence; None if it is unknown. Without a `reason`, it continues in another engine."""
+    def finish(self, request_id: str) -> Sequence | None:
+        """Remove a sequence that has ended or moved; None if it is unknown."""
         sequence = self._by_id.pop(request_id, None)
         if sequence is None:
             return None
         if sequence.phase is Phase.RUNNING:
-            self._running.remove(sequence)
+            self.running.remove(sequence)
             self._release_blocks(sequence)
         else:
-            self._waiting.remove(sequence)
+            self.waiting.remove(sequence)
         self.policy.finished(sequence)
-        sequence.move(Phase.FINISHED)
-        sequence.finish_reason = reason
+        sequence.phase = Phase.FINISHED
         return sequence
 
     def plan_step(self, now_s: float = 0.0) -> StepPlan:
@@ -234,9 +220,8 @@ class BatchScheduler:
         """Admit a waiting sequence and reuse its cached prefix; False if there is no room for all its tokens."""
         if self.free_places < 1:
             return False
-        pool, last = self.pool, len(sequence.tokens) - 1
-        salt = sequence.cache_salt
-        match = pool.shortened(pool.match(sequence.tokens, salt), sequence.tokens, last, salt)
+        pool = self.pool
+        match = pool.match(sequence.tokens[:-1], sequence.cache_salt)  # the last token is always computed
         needed = -(-len(sequence.tokens) // pool.block_tokens) - len(match.blocks)
         if not pool.can_take(match, needed):
             return False
@@ -245,19 +230,13 @@ class BatchScheduler:
         sequence.computed, sequence.sealed, sequence.node = match.tokens, len(match.blocks), match.node
         if sequence.preemptions == 0:
             sequence.cached_prompt_tokens = min(match.tokens, sequence.prompt_tokens)
-        self._waiting.remove(sequence)
-        sequence.move(Phase.RUNNING)
-        self._running.append(sequence)
+        self.waiting.remove(sequence)
+        sequence.phase = Phase.RUNNING
+        self.running.append(sequence)
         return True
 
-    def add_chunk(
-        self,
-        sequence: Sequence,
-        limit: int,
-        chunks: list[Chunk],
-        preempted: list[str],
-    ) -> int:
-        """Give `sequence` up to `most` tokens, preempting others if necessary; return the number."""
+    def add_chunk(self, sequence: Sequence, limit: int, chunks: list[Chunk], preempted: list[str]) -> int:
+        """Give `sequence` up to `limit` tokens, preempting others if necessary; return the number."""
         if sequence.phase is not Phase.RUNNING or sequence.paused:
             return 0
         there, computed = len(sequence.tokens), sequence.computed
@@ -283,17 +262,17 @@ class BatchScheduler:
     def _victim(self, chunks: list[Chunk]) -> Sequence | None:
         """The request to preempt: of the lowest priority, the last one admitted; not in this step and not migrating."""
         busy = {id(chunk.sequence) for chunk in chunks}
-        able = [s for s in self._running if id(s) not in busy and not s.paused]
+        able = [s for s in self.running if id(s) not in busy and not s.paused]
         if not able:
             return None
         return max(able, key=self.policy.victim_key)
 
     def preempt(self, sequence: Sequence, preempted: list[str]) -> None:
         """Have a running sequence give up its blocks and wait again; its tokens stay."""
-        self._running.remove(sequence)
+        self.running.remove(sequence)
         self._release_blocks(sequence)
         self.policy.preempted(sequence)
-        sequence.move(Phase.WAITING)
+        sequence.phase = Phase.WAITING
         sequence.preemptions += 1
         self.preemptions += 1
         preempted.append(sequence.request_id)
@@ -305,5 +284,14 @@ class BatchScheduler:
         sequence.computed = sequence.sealed = 0
         sequence.node = sequence.cache_salt
 
+    def _check_new(self, sequence: Sequence) -> None:
+        if sequence.request_id in self._by_id:
+            raise ValueError(f"{sequence.request_id} is already in the engine")
+
+    def _register(self, sequence: Sequence) -> None:
+        sequence.order = self._orders
+        self._orders += 1
+        self._by_id[sequence.request_id] = sequence
+
     def _queue(self, sequence: Sequence) -> None:
-        bisect.insort(self._waiting, sequence, key=queue_key)
+        bisect.insort(self.waiting, sequence, key=queue_key)

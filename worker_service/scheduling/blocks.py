@@ -58,12 +58,6 @@ class BlockPool:
             node = entry[1]
         return PrefixMatch(tuple(blocks), len(blocks) * size, node)
 
-    def shortened(self, match: PrefixMatch, tokens: Seq[int], most_tokens: int, root: Node = ROOT) -> PrefixMatch:
-        """`match`, truncated to `most_tokens` tokens, because the last token of a prompt is always computed."""
-        if match.tokens <= most_tokens:
-            return match
-        return self.match(tokens[:most_tokens], root)
-
     def can_take(self, match: PrefixMatch, fresh: int) -> bool:
         """Whether the blocks of `match` and `fresh` new ones could be held now."""
         idle = sum(1 for block in match.blocks if self._holders[block] == 0)

@@ -1,8 +1,9 @@
 """How steps are shared out where no request has an SLO: decodes first, or prompts first. No I/O."""
 
 import enum
+from collections.abc import Sequence as Seq
 
-from penstock.worker_service.scheduling.sequence import Phase
+from penstock.worker_service.scheduling.sequence import Phase, Sequence
 from penstock.worker_service.scheduling.steps import BatchPolicy, StepInProgress, queue_key
 
 
@@ -24,13 +25,8 @@ class DecodeFirst(BatchPolicy):
 
     def plan(self, step: StepInProgress, now_s: float) -> None:
         running = sorted(step.scheduler.running, key=queue_key)
-        for sequence in running:
-            if step.budget > 0 and sequence.decoding:
-                step.give(sequence, 1)
-        for sequence in running:
-            if step.budget > 0 and sequence.phase is Phase.RUNNING and not sequence.decoding:
-                step.give(sequence, step.budget)
-        start_waiting(step)
+        _give_decodes(step, running)
+        _give_prompts(step, running)
 
 
 class PrefillFirst(BatchPolicy):
@@ -38,22 +34,25 @@ class PrefillFirst(BatchPolicy):
 
     def plan(self, step: StepInProgress, now_s: float) -> None:
         running = sorted(step.scheduler.running, key=queue_key)
-        for sequence in running:
-            if step.budget > 0 and sequence.phase is Phase.RUNNING and not sequence.decoding:
-                step.give(sequence, step.budget)
-        start_waiting(step)
-        if step.chunks:
-            return
-        for sequence in running:
-            if step.budget > 0 and sequence.phase is Phase.RUNNING and sequence.decoding:
-                step.give(sequence, 1)
+        _give_prompts(step, running)
+        if not step.chunks:
+            _give_decodes(step, running)
 
 
-def start_waiting(step: StepInProgress) -> None:
-    """Start waiting sequences, in queue order, while there is room and no sequence has been preempted."""
+def _give_decodes(step: StepInProgress, running: Seq[Sequence]) -> None:
+    for sequence in running:
+        if step.budget > 0 and sequence.decoding:
+            step.give(sequence, 1)
+
+
+def _give_prompts(step: StepInProgress, running: Seq[Sequence]) -> None:
+    """Continue prompts; then start waiting sequences while there is room and no sequence has been preempted."""
+    for sequence in running:
+        if step.budget > 0 and sequence.phase is Phase.RUNNING and not sequence.decoding:
+            step.give(sequence, step.budget)
     scheduler = step.scheduler
     while step.budget > 0 and scheduler.waiting and not step.preempted:
         sequence = scheduler.waiting[0]
-        if not step.start(sequence):
+        if not scheduler.start(sequence):
             return
         step.give(sequence, step.budget)

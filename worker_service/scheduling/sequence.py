@@ -2,10 +2,10 @@
 
 import enum
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from penstock.services.domain.slo.promises import Promise
-from penstock.types.replies import FinishReason
 from penstock.types.sampling import SamplingParams
 from penstock.types.slo import Slo, SloClass
 from penstock.worker_service.scheduling.blocks import ROOT, Node
@@ -59,79 +59,45 @@ class SequenceSlo:
         )
 
 
-class IllegalTransition(Exception):
-    """A transition that the phase does not allow; the message has the history of the sequence."""
-
-
+@dataclass(slots=True, eq=False)
 class Sequence:
     """Tokens of one request and the KV blocks that hold them.
 
+    prompt, output: its tokens so far. max_output_tokens: limit on the tokens of its reply.
     tokens: prompt, then output.
-    computed: number of tokens with KV in `blocks`.
+    computed: number of tokens with KV in `blocks`. sealed: number of blocks in the prefix tree, `node` the last one's place.
     order: position in the queue, lower is earlier; kept on preemption.
     paused: keeps its blocks but gets no tokens, because it is migrating to another engine.
     slo: the SLO it asks for; None for none.
     """
 
-    __slots__ = (
-        "blocks",
-        "cache_salt",
-        "cached_prompt_tokens",
-        "computed",
-        "finish_reason",
-        "history",
-        "max_output_tokens",
-        "node",
-        "order",
-        "paused",
-        "phase",
-        "preemptions",
-        "priority",
-        "prompt_tokens",
-        "request_id",
-        "sampling",
-        "sealed",
-        "slo",
-        "tokens",
-    )
+    request_id: str
+    prompt: InitVar[list[int]]
+    sampling: SamplingParams
+    _: KW_ONLY
+    max_output_tokens: int
+    output: InitVar[Seq[int]] = ()
+    priority: int = 0
+    slo: SequenceSlo | None = None
+    cache_salt: str = ROOT
+    tokens: list[int] = field(init=False)
+    prompt_tokens: int = field(init=False)
+    order: int = -1
+    phase: Phase = Phase.WAITING
+    preemptions: int = 0
+    paused: bool = False
+    cached_prompt_tokens: int = 0
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+    sealed: int = 0
+    node: Node = field(init=False)
 
-    def __init__(
-        self,
-        request_id: str,
-        prompt: list[int],
-        sampling: SamplingParams,
-        *,
-        max_output_tokens: int,
-        output: list[int] | None = None,
-        priority: int = 0,
-        slo: SequenceSlo | None = None,
-        cache_salt: str = ROOT,
-    ) -> None:
-        self.request_id, self.sampling, self.priority, self.slo = request_id, sampling, priority, slo
-        self.prompt_tokens, self.max_output_tokens = len(prompt), max_output_tokens
-        self.tokens = [*prompt, *(output or ())]
-        self.order = -1
-        self.phase = Phase.WAITING
-        self.history = [Phase.WAITING]
-        self.finish_reason: FinishReason | None = None
-        self.preemptions = 0
-        self.paused = False
-        self.cached_prompt_tokens = 0
-        self.blocks: list[int] = []
-        self.computed = self.sealed = 0  # tokens with KV; blocks in the prefix tree
-        self.cache_salt = cache_salt
-        self.node: Node = cache_salt
-
-    def __repr__(self) -> str:
-        return f"<Sequence {self.request_id} {self.phase.value} {self.computed}/{len(self.tokens)} tokens>"
+    def __post_init__(self, prompt: list[int], output: Seq[int]) -> None:
+        self.tokens, self.prompt_tokens, self.node = [*prompt, *output], len(prompt), self.cache_salt
 
     @property
     def output_tokens(self) -> int:
         return len(self.tokens) - self.prompt_tokens
-
-    @property
-    def output(self) -> list[int]:
-        return self.tokens[self.prompt_tokens :]
 
     @property
     def promised(self) -> bool:
@@ -146,15 +112,3 @@ class Sequence:
     @property
     def decoding(self) -> bool:
         return self.phase is Phase.RUNNING and self.pending == 1
-
-    def move(self, phase: Phase) -> None:
-        """Change to `phase`.
-
-        Raises:
-            IllegalTransition: Unless WAITING -> RUNNING -> WAITING ..., or any -> FINISHED.
-        """
-        if self.phase is Phase.FINISHED or self.phase is phase:
-            path = " -> ".join(p.value for p in self.history)
-            raise IllegalTransition(f"{self.request_id} cannot go to {phase.value} after {path}")
-        self.phase = phase
-        self.history.append(phase)

@@ -110,13 +110,8 @@ class SloPolicy(BatchPolicy):
         else:
             self._update_columns(scheduler, but=undecided)
             snapshot = self._table.snapshot()
-        decision = decide(
-            now_s,
-            snapshot,
-            [_as_request(s) for s in undecided],
-            self._step_model(scheduler),
-            self._kv(scheduler),
-        )
+        new = [_as_request(s) for s in undecided]
+        decision = decide(now_s, snapshot, new, self._step_model(scheduler), self._kv(scheduler))
         for sequence, granted in zip(undecided, decision.admitted, strict=True):
             assert sequence.slo is not None
             sequence.slo.granted = SloClass.STANDARD if granted else SloClass.BEST_EFFORT
@@ -156,13 +151,12 @@ class SloPolicy(BatchPolicy):
         decodes = [(s.slo.tpot_s, len(s.tokens)) for s in promised if s.decoding and s.slo is not None]
         pending = sum(s.pending for s in promised if not s.decoding)
         self._headroom_at_s = now_s
-        self._headroom = headroom(decodes, pending, self._free_tokens(scheduler), self._step_model(scheduler))
-        return self._headroom
-
-    def _free_tokens(self, scheduler: BatchScheduler) -> int:
-        """Tokens of KV that are reserved for no promise; what best effort holds counts as free."""
         block = scheduler.pool.block_tokens
-        return max(0, scheduler.pool.count - self._reserved_blocks(block)) * block
+        free_tokens = (
+            max(0, scheduler.pool.count - self._reserved_blocks(block)) * block
+        )  # what best effort holds is free
+        self._headroom = headroom(decodes, pending, free_tokens, self._step_model(scheduler))
+        return self._headroom
 
     def _reserved_blocks(self, block: int) -> int:
         """Blocks that promised sequences hold at most at any time: by certificate, at most those of all their tokens."""
@@ -184,23 +178,28 @@ class SloPolicy(BatchPolicy):
             self._chunks = step.chunks
             return
         if step.scheduler.waiting or len(step.scheduler.running) > len(self._promised):
-            self._keep_room(step)
+            while self._room_blocks(step) < 0 and self._preempt_best_effort(step):
+                pass  # its next tokens would use blocks that are reserved for promises
             self._start_best_effort(step)
         self._update_columns(step.scheduler)
         self._planned_s = self._table.plan(now_s, self._step_model(step.scheduler), self._kv(step.scheduler))
         while self._start_promised(step):
             model, kv = self._step_model(step.scheduler), self._kv(step.scheduler)
             self._planned_s = self._table.plan(now_s, model, kv, again=True)
-        granted = {name for name, count in zip(self._table.ids, self._table.grants(), strict=True) if count}
+        granted = self._granted()
         if any(s.request_id in granted for s in self._to_start):  # no blocks for it: those that have places continue
             model = self._step_model(step.scheduler)._replace(places=len(self._promised) - len(self._to_start))
             self._planned_s = self._table.plan(now_s, model, self._kv(step.scheduler), again=True)
-        given = [(name, count) for name, count in zip(self._table.ids, self._table.grants(), strict=True) if count]
-        self._planned = [name for name, _ in given]
-        for name, count in given:
+            granted = self._granted()
+        self._planned = list(granted)
+        for name, count in granted.items():
             sequence = step.scheduler.get(name)
             if sequence is not None:
                 step.give(sequence, count)
+
+    def _granted(self) -> dict[str, int]:
+        """The tokens of the planned step, by request."""
+        return {name: count for name, count in zip(self._table.ids, self._table.grants(), strict=True) if count}
 
     def proposal_limits(
         self, scheduler: BatchScheduler, limits: Mapping[str, int], pace: Callable[[], DraftPace]
@@ -279,22 +278,16 @@ class SloPolicy(BatchPolicy):
     def _start_promised(self, step: StepInProgress) -> bool:
         """Start the promised sequences that the planned step has tokens for; best effort gives up blocks and places for them,
         the last one started first. Whether the step is to be planned again."""
-        planned = dict(zip(self._table.ids, self._table.grants(), strict=True))
-        changed = False
-        for sequence in [s for s in self._to_start if planned[s.request_id]]:
-            started = step.start(sequence)
+        changed, granted = False, self._granted()
+        for sequence in [s for s in self._to_start if s.request_id in granted]:
+            started = step.scheduler.start(sequence)
             while not started and self._preempt_best_effort(step):
-                changed, started = True, step.start(sequence)
+                changed, started = True, step.scheduler.start(sequence)
             if started:
                 self._to_start.remove(sequence)
                 self._table.place(sequence.request_id, sequence.computed, sequence.pending)
                 changed = True
         return changed
-
-    def _keep_room(self, step: StepInProgress) -> None:
-        """Take blocks from best effort while its next tokens would use blocks that are reserved for promises."""
-        while self._room_blocks(step) < 0 and self._preempt_best_effort(step):
-            pass
 
     def _start_best_effort(self, step: StepInProgress) -> None:
         """Start waiting sequences, in queue order, while the promises leave room for all their tokens and the next one."""
@@ -304,10 +297,8 @@ class SloPolicy(BatchPolicy):
             needed = -(-(len(sequence.tokens) + 1) // block)
             if prompts >= PROMPTS_AHEAD or step.preempted or needed > self._room_blocks(step):
                 return
-            if scheduler.free_places <= len(self._to_start):  # promised ones are to have the next places
-                return
-            if not step.start(sequence):
-                return
+            if scheduler.free_places <= len(self._to_start) or not scheduler.start(sequence):
+                return  # promised ones are to have the next places
             prompts += 1
 
     def _room_blocks(self, step: StepInProgress) -> int:

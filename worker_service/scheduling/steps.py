@@ -66,10 +66,6 @@ class StepInProgress:
         self.budget -= given
         return given
 
-    def start(self, sequence: Sequence) -> bool:
-        """Start a waiting sequence; False, and nothing changed, where it has no room."""
-        return self.scheduler.start(sequence)
-
     def preempt(self, sequence: Sequence) -> None:
         """Have a running sequence, which was given nothing in this step, give up its blocks and wait again."""
         self.scheduler.preempt(sequence, self.preempted)
