@@ -24,13 +24,13 @@ def characters_per_token(tokenizer: Mapping[str, Any]) -> int | None:
         return None
     vocab = model["vocab"]
     pieces = list(vocab) if isinstance(vocab, Mapping) else [piece for piece, _ in vocab]
-    splitters = list(_parts(tokenizer.get("pre_tokenizer"), "pretokenizers"))
+    splitters = list(parts(tokenizer.get("pre_tokenizer"), "pretokenizers"))
     if not _knows_every_byte(pieces, splitters, byte_fallback=bool(model.get("byte_fallback"))):
         return None
     if not all(map(_keeps_text, splitters)):
         return None
     shrinks = 1
-    for normalizer in _parts(tokenizer.get("normalizer"), "normalizers"):
+    for normalizer in parts(tokenizer.get("normalizer"), "normalizers"):
         if normalizer["type"] in ("NFC", "NFKC"):
             shrinks = MOST_COMPOSED
         elif normalizer["type"] not in _KEEPS_LENGTH and not _replaces_by_no_less(normalizer):
@@ -38,11 +38,11 @@ def characters_per_token(tokenizer: Mapping[str, Any]) -> int | None:
     return shrinks * max(len(piece) for piece in [*pieces, *(token["content"] for token in added)])
 
 
-def _parts(part: Mapping[str, Any] | None, inner: str) -> Iterator[Mapping[str, Any]]:
-    """A normalizer or pre-tokenizer, or the elements of a sequence of them."""
+def parts(part: Mapping[str, Any] | None, inner: str) -> Iterator[Mapping[str, Any]]:
+    """A normalizer, pre-tokenizer or decoder, or the elements of a sequence of them. inner: the name of that list."""
     if part and part["type"] == "Sequence":
         for each in part[inner]:
-            yield from _parts(each, inner)
+            yield from parts(each, inner)
     elif part:
         yield part
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from penstock.services.domain.errors import Overloaded, Unavailable
+from penstock.types.prompts import ChatPrompt, Prompt
 
 _T = TypeVar("_T")
 
@@ -21,6 +22,12 @@ MAX_WAITING_CHARACTERS = 16_000_000
 FIRST_CHARACTERS_PER_S = 2_000_000.0  # initial estimate; measured tokenizers reach 1 to 5 million
 
 
+def prompt_characters(prompt: Prompt) -> int:
+    """Number of characters to render and tokenize; 0 for a prompt of token ids."""
+    roles = sum(len(m.role) + 1 for m in prompt.messages) if isinstance(prompt, ChatPrompt) else 0
+    return prompt.characters + roles
+
+
 class TextThread:
     """Runs work on texts in order of arrival. Work whose future was cancelled is not started."""
 
@@ -28,6 +35,10 @@ class TextThread:
         self._executor = ThreadPoolExecutor(1, name)
         self._max, self._waiting, self._lock = max_waiting_characters, 0, threading.Lock()
         self._per_s = FIRST_CHARACTERS_PER_S
+
+    async def run(self, characters: int, work: Callable[[], _T]) -> _T:
+        """Do `work` on a text of this length: at once if it is short, otherwise on the thread. Raises as `submit`."""
+        return work() if characters <= INLINE_CHARACTERS else await self.submit(characters, work)
 
     def submit(self, characters: int, work: Callable[[], _T]) -> "asyncio.Future[_T]":
         """Queue `work` on a text of this length. Cancelling the future removes it from the queue.

@@ -1,5 +1,7 @@
 """Finds answers in which a model got stuck in a loop. No I/O."""
 
+from penstock.services.borders import borders
+
 TAIL_CHARACTERS = 4096
 """What is examined: a model that loops does so until the end of its answer."""
 MIN_CHARACTERS = 96
@@ -19,18 +21,7 @@ def is_repetitive(text: str) -> bool:
 def loop_characters(text: str) -> int:
     """Length of the longest end of a text that consists of MIN_REPEATS or more repetitions of one piece; 0 without any.
 
-    The last or first repetition may be incomplete. Takes linear time: the border array of the reversed text (Knuth, Morris
-    and Pratt 1977) gives the shortest period of every end.
+    The last or first repetition may be incomplete. The borders of the reversed text give the shortest period of every end.
     """
-    backwards = text[::-1]
-    borders = [0] * len(backwards)  # borders[i]: longest proper prefix of backwards[:i + 1] that is also its suffix
-    longest = border = 0
-    for i in range(1, len(backwards)):
-        while border and backwards[i] != backwards[border]:
-            border = borders[border - 1]
-        border += backwards[i] == backwards[border]
-        borders[i] = border
-        period = i + 1 - border
-        if period * MIN_REPEATS <= i + 1:
-            longest = i + 1
-    return longest
+    ends = enumerate(borders(text[::-1]), 1)
+    return max((length for length, border in ends if (length - border) * MIN_REPEATS <= length), default=0)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from penstock.types.limits import AtMost
 from penstock.types.problems import FieldProblem, length_problems, shortened
@@ -69,10 +69,16 @@ class TextPrompt:
 
     text: str
 
+    @property
+    def characters(self) -> int:
+        return len(self.text)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Continued without a chat template."""
+    """Continued without a chat template, and not tokenized."""
+
+    characters: ClassVar[int] = 0
 
     token_ids: TokenIds
 

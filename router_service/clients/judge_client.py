@@ -24,7 +24,6 @@ from penstock.services.domain.errors import DeadlineExceeded, Overloaded, Pensto
 from penstock.services.domain.instances import Role
 from penstock.services.mesh_schema import MeshRouter
 from penstock.types.judging import JudgedAnswer, ScoreRequest, ScorerInfo
-from penstock.types.prompts import ChatPrompt, TextPrompt
 
 _log = logging.getLogger(__name__)
 
@@ -118,10 +117,7 @@ class JudgeClient:
     def _reading_s(self, scorer: str, answer: JudgedAnswer) -> float:
         """The time in which a scorer reads prompt and answer with a tier's model, at its measured speed; 0 for others."""
         listed = next((info for (_, name), info in self._scorers.items() if name == scorer), None)
-        prompt = answer.prompt
-        characters = prompt.characters if isinstance(prompt, ChatPrompt) else 0
-        characters += len(prompt.text) if isinstance(prompt, TextPrompt) else 0
-        tokens = (characters + len(answer.answer)) / CHARS_PER_TOKEN
+        tokens = (answer.prompt.characters + len(answer.answer)) / CHARS_PER_TOKEN
         limits_s = [0.0]
         for tier in listed.tiers if listed is not None else ():
             loads = [worker.load for worker in self._pool.view.workers(tier) if worker.load is not None]

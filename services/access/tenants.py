@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.services.mesh_schema import MeshTenant
-from penstock.types.prompts import ChatPrompt, Prompt, TextPrompt
+from penstock.types.prompts import Prompt, TokenPrompt
 from penstock.types.sampling import SamplingParams
 
 CHARS_PER_TOKEN = 4
@@ -24,11 +24,9 @@ class Caller:
 
 def estimated_tokens(prompt: Prompt) -> int:
     """Tokens of a prompt that is not tokenized yet."""
-    if isinstance(prompt, ChatPrompt):
-        return math.ceil(prompt.characters / CHARS_PER_TOKEN)
-    if isinstance(prompt, TextPrompt):
-        return math.ceil(len(prompt.text) / CHARS_PER_TOKEN)
-    return len(prompt.token_ids)
+    if isinstance(prompt, TokenPrompt):
+        return len(prompt.token_ids)
+    return math.ceil(prompt.characters / CHARS_PER_TOKEN)
 
 
 def reserved_tokens(prompt: Prompt, sampling: SamplingParams) -> int:

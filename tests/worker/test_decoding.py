@@ -130,10 +130,10 @@ def test_each_token_costs_what_it_adds_however_long_the_reply(tmp_path: Path) ->
     rng, stream = random.Random(5), tokenizer.stream()
     words = [3 + 256 + rng.randrange(len(WORDS)) for _ in range(4_000)]
     for token in words:
-        stream.step(token)
+        stream(token)
     assert max(decoded) <= 8
     for token in [*(3 + rng.randrange(256) for _ in range(4_000)), *words[:10]]:
-        stream.step(token)
+        stream(token)
     assert sum(decoded) < 4 * (len(words) + 4_000)
 
 
@@ -147,7 +147,7 @@ def test_a_reply_of_blanks_costs_no_more_for_each_token(kind: str, first_word: i
     decoded = counted(tokenizer)
     tokens = [*[blank] * 1_000, word, *[blank] * 200, word]
     stream = tokenizer.stream()
-    assert "".join(map(stream.step, tokens)) == decode(tokens)
+    assert "".join(map(stream, tokens)) == decode(tokens)
     assert max(decoded) <= MAX_WINDOW_TOKENS + 2
 
 

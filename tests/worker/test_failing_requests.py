@@ -193,7 +193,7 @@ def test_sampling_is_sound_at_the_ends_of_its_range() -> None:
 async def test_tokens_that_only_the_tokenizer_knows_are_refused() -> None:
     """They would be beyond the model's embedding."""
     async with started(of_torch()) as engine:
-        engine.tokenizer.vocab_size = 60  # type: ignore[misc]
+        engine.tokenizer.vocab_size = 60
         with pytest.raises(InvalidRequest, match="prompt"):
             await answer(engine, request("r"))
 

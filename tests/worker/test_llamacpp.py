@@ -140,7 +140,7 @@ def test_tokens_are_those_of_llama_cpp(gguf_family: Family, name: str) -> None:
         tokens = tokenizer.encode_text(text)
         assert tokens == model.tokenize(text)
         stream = tokenizer.stream()
-        assert "".join(map(stream.step, tokens)) == tokenizer.decode(tokens)
+        assert "".join(map(stream, tokens)) == tokenizer.decode(tokens)
 
 
 def test_marks_of_tool_calls_have_text(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ that a later token changes. So each type of decoder has its own rule:
 
 import codecs
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from typing import Any
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MAX_WINDOW_TOKENS, SHORT_WINDOW_TOKENS = 64, 8
@@ -21,14 +20,10 @@ each time."""
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-class ByteLevelStream:
+def byte_level_stream(bytes_of: Callable[[int], bytes]) -> Callable[[int], str]:
     """For a ByteLevel decoder. `bytes_of`: a token's bytes; empty for a token without text."""
-
-    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
-        self._bytes_of, self._decoder = bytes_of, codecs.getincrementaldecoder("utf-8")("replace")
-
-    def step(self, token_id: int) -> str:
-        return self._decoder.decode(self._bytes_of(token_id))
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    return lambda token_id: decoder.decode(bytes_of(token_id))
 
 
 class WindowStream:
@@ -73,12 +68,3 @@ class WindowStream:
             if (part := self._decode(last)) and self._decode(self._context).endswith(part):
                 self._context, self._emitted = last, len(part)
         return new
-
-
-def decoder_kinds(decoder: Mapping[str, Any] | None) -> Iterator[str]:
-    """The types of a decoder of tokenizer.json, or of the elements of a sequence."""
-    if decoder and decoder["type"] == "Sequence":
-        for part in decoder["decoders"]:
-            yield from decoder_kinds(part)
-    elif decoder:
-        yield decoder["type"]

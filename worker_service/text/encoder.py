@@ -2,14 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from penstock.services.domain.errors import AlreadyRunning, PenstockError, Unavailable
-from penstock.services.text_threads import INLINE_CHARACTERS, TextThread
-from penstock.types.prompts import ChatPrompt, Prompt, TextPrompt
-from penstock.worker_service.text.request_failures import request_failed
+from penstock.services.domain.errors import AlreadyRunning, Unavailable
+from penstock.services.text_threads import INLINE_CHARACTERS, TextThread, prompt_characters
+from penstock.types.prompts import Prompt, TextPrompt
+from penstock.worker_service.text.request_failures import guarded
 from penstock.worker_service.text.tokenizer import Tokenizer, check_characters
 
 _T = TypeVar("_T")
@@ -17,12 +16,6 @@ _T = TypeVar("_T")
 
 class EncodingAborted(Exception):
     """The request was aborted before its prompt was tokenized."""
-
-
-@dataclass(slots=True)
-class _Pending:
-    result: "asyncio.Future[Any]"
-    aborted: bool = False
 
 
 class PromptEncoder:
@@ -34,7 +27,7 @@ class PromptEncoder:
     def __init__(self, tokenizer: Tokenizer, context_tokens: int) -> None:
         self._tokenizer, self._context_tokens = tokenizer, context_tokens
         self._new, self._continued = TextThread("tokenize-new"), TextThread("tokenize-continued")
-        self._pending: dict[str, _Pending] = {}
+        self._pending: dict[str, asyncio.Future[Any]] = {}  # by request; an aborted one has left
         self._ahead: dict[str, list[int]] = {}  # by transfer: prompts of requests that are arriving
 
     async def encode(self, request_id: str, prompt: Prompt, *, continued: bool = False) -> list[int]:
@@ -49,9 +42,7 @@ class PromptEncoder:
             EncodingAborted: `abort` was called.
             Unavailable: `close` was called.
         """
-        if request_id in self._pending:
-            raise AlreadyRunning(request_id)
-        characters = _characters(prompt)
+        characters = prompt_characters(prompt)
         if isinstance(prompt, TextPrompt):
             check_characters(self._tokenizer, characters, self._context_tokens)
         work = partial(self._tokenizer.encode, prompt, self._context_tokens)
@@ -61,32 +52,23 @@ class PromptEncoder:
         """Do other work on a text of a request in the same way. Raises as `encode`."""
         if request_id in self._pending:
             raise AlreadyRunning(request_id)
-
-        def guarded() -> _T:
-            try:
-                return work()
-            except PenstockError:
-                raise
-            except BaseException as error:  # a panic in the native code of a tokenizer is not an Exception
-                raise request_failed(request_id, error) from error
-
         if characters <= INLINE_CHARACTERS:
-            return guarded()
+            return guarded(request_id, work)
         thread = self._continued if continued else self._new
-        pending = _Pending(thread.submit(characters, guarded))
-        self._pending[request_id] = pending
+        result = thread.submit(characters, partial(guarded, request_id, work))
+        self._pending[request_id] = result
         try:
-            result: _T = await pending.result
-            return result
+            return await result
         except asyncio.CancelledError:
-            if pending.aborted:
+            if self._pending.get(request_id) is not result:
                 raise EncodingAborted from None
             task = asyncio.current_task()
             if task is not None and not task.cancelling():
                 raise Unavailable("the engine has stopped") from None
             raise
         finally:
-            del self._pending[request_id]
+            if self._pending.get(request_id) is result:
+                del self._pending[request_id]
 
     async def encode_ahead(self, transfer_id: str, request_id: str, prompt: Prompt) -> None:
         """Tokenize the prompt of a request that is arriving, for `encode_arrived`. Raises what `encode` raises."""
@@ -103,26 +85,12 @@ class PromptEncoder:
 
     def abort(self, request_id: str) -> bool:
         """End a request whose prompt is being tokenized; False if there is none."""
-        pending = self._pending.get(request_id)
-        if pending is None:
-            return False
-        pending.aborted = True
-        pending.result.cancel()
-        return True
+        result = self._pending.pop(request_id, None)
+        return result is not None and result.cancel()
 
     def close(self) -> None:
         """End all waiting requests with Unavailable."""
         self._new.close()
         self._continued.close()
-        for pending in self._pending.values():
-            pending.result.cancel()
-
-
-def _characters(prompt: Prompt) -> int:
-    """Number of characters to tokenize; 0 for a prompt of token ids."""
-    match prompt:
-        case TextPrompt(text):
-            return len(text)
-        case ChatPrompt(messages):
-            return prompt.characters + sum(len(m.role) + 1 for m in messages)
-    return 0
+        for result in self._pending.values():
+            result.cancel()

@@ -61,13 +61,9 @@ def gguf_tokenizer(file: Path) -> tuple[PreTrainedTokenizerFast, frozenset[int]]
         raise UnknownTokenizer(f"{file}: tokenizer '{kind}' with pre-tokenizer '{cut}' is not known")
     tokens: list[str] = values["tokens"]
     types: list[int] = values.get("token_type") or [_NORMAL] * len(tokens)
-    backend = Tokenizer(
-        BPE(
-            {token: i for i, (token, type_) in enumerate(zip(tokens, types, strict=True)) if type_ != _UNUSED},
-            [tuple(merge.split(" ", 1)) for merge in values.get("merges", ())],
-            ignore_merges=cut in ("llama3", "llama-v3", "llama-bpe"),
-        )
-    )
+    vocabulary = {token: i for i, (token, type_) in enumerate(zip(tokens, types, strict=True)) if type_ != _UNUSED}
+    merges = [tuple(merge.split(" ", 1)) for merge in values.get("merges", ())]
+    backend = Tokenizer(BPE(vocabulary, merges, ignore_merges=cut in ("llama3", "llama-v3", "llama-bpe")))
     splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in _SPLITS[cut]]
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -80,14 +76,11 @@ def gguf_tokenizer(file: Path) -> tuple[PreTrainedTokenizerFast, frozenset[int]]
             if type_ in (_CONTROL, _USER_DEFINED)
         ]
     )
-    named: dict[str, int | None] = {
-        name: values.get(f"{name}_token_id") for name in ("bos", "eos", "eot", "eom", "padding")
-    }
+    named = {name: values.get(f"{name}_token_id") for name in ("bos", "eos", "eot", "eom", "padding")}
     if values.get("add_bos_token") and named["bos"] is not None:
         bos = tokens[named["bos"]]
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"{bos}:0 $A:0", special_tokens=[(bos, named["bos"])]
-        )
+        begins = [(bos, named["bos"])]
+        backend.post_processor = processors.TemplateProcessing(single=f"{bos}:0 $A:0", special_tokens=begins)
     texts = {name: tokens[i] for name, i in named.items() if i is not None}
     loaded = PreTrainedTokenizerFast(
         tokenizer_object=backend,

@@ -12,16 +12,16 @@ from transformers import PreTrainedTokenizerFast
 
 from penstock.services.domain.errors import UnsupportedByModel, invalid
 from penstock.services.gguf import is_gguf
-from penstock.services.prompt_bounds import byte_alphabet, characters_per_token
+from penstock.services.prompt_bounds import byte_alphabet, characters_per_token, parts
 from penstock.services.reasoning import ReasoningFormat, format_of_template
 from penstock.services.tool_calls.formats import FORMATS, ToolFormat
 from penstock.services.tool_calls.formats import format_of_template as tool_format_of_template
 from penstock.services.tool_calls.rendering import encodable, template_chat
 from penstock.types.problems import FieldProblem
 from penstock.types.prompts import NO_EFFORT, ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from penstock.worker_service.text.decoding import BYTE_TOKEN, ByteLevelStream, WindowStream, decoder_kinds
+from penstock.worker_service.text.decoding import BYTE_TOKEN, WindowStream, byte_level_stream
 from penstock.worker_service.text.gguf import gguf_tokenizer
-from penstock.worker_service.text.tokenizer import TokenStream, check_characters, check_tokens
+from penstock.worker_service.text.tokenizer import TokenStream, check_characters, check_tokens, checked_ids
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """Variables by which templates switch reasoning: Qwen 3's and GLM 4.5's, and DeepSeek V3.1's and Granite's."""
@@ -52,14 +52,15 @@ class HfTokenizer:
         self.digest = hashlib.sha256(serialised.encode()).hexdigest()[:16]
         content = json.loads(serialised)
         self.characters_per_token = characters_per_token(content)
-        kinds = set(decoder_kinds(content.get("decoder")))
+        kinds = {part["type"] for part in parts(content.get("decoder"), "decoders")}
         self._byte_of = byte_alphabet() if "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse"} else None
         self._joins_bytes = "ByteLevel" in kinds
         self._byte_tokens = _byte_tokens(self._backend.get_vocab()) if "ByteFallback" in kinds else {}
         self.tool_format = _tool_format(loaded.chat_template, tool_format)
         self._template = loaded.chat_template if isinstance(loaded.chat_template, str) else ""
         self.reasoning_format = _reasoning_format(loaded, self._template)
-        self._special = frozenset(loaded.all_special_ids) | _special_ids(self._backend)
+        added = self._backend.get_added_tokens_decoder().items()
+        self._special = frozenset(loaded.all_special_ids) | {token_id for token_id, token in added if token.special}
 
     def has_tokens_of(self, other: "HfTokenizer") -> bool:
         """Whether each token of `other` is the same token here."""
@@ -67,11 +68,8 @@ class HfTokenizer:
 
     def encode(self, prompt: Prompt, context_tokens: int | None = None) -> list[int]:
         match prompt:
-            case TokenPrompt(token_ids):
-                check_tokens(len(token_ids), context_tokens)
-                if max(token_ids) >= self.vocab_size:
-                    raise invalid("prompt.token_ids.ids", f"this model's token ids end at {self.vocab_size - 1}")
-                return list(token_ids)
+            case TokenPrompt():
+                return checked_ids(prompt, self.vocab_size, context_tokens)
             case TextPrompt(text):
                 return self._ids(encodable(text), context_tokens, special=True)
             case ChatPrompt():
@@ -132,10 +130,9 @@ class HfTokenizer:
 
     def stream(self) -> TokenStream:
         if self._byte_of is not None:
-            return ByteLevelStream(self.token_bytes)
-        return WindowStream(
-            self.decode, is_skipped=self._is_skipped, open_ids=self._byte_tokens, lossy=self._joins_bytes
-        )
+            return byte_level_stream(self.token_bytes)
+        is_skipped, open_ids, lossy = self._is_skipped, self._byte_tokens, self._joins_bytes
+        return WindowStream(self.decode, is_skipped=is_skipped, open_ids=open_ids, lossy=lossy).step
 
     def decode(self, token_ids: Seq[int]) -> str:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
@@ -205,11 +202,6 @@ def _eos_ids(folder: Path, tokenizer: PreTrainedTokenizerFast) -> frozenset[int]
         if ids is not None:
             return frozenset(ids if isinstance(ids, list) else [ids])
     return frozenset() if tokenizer.eos_token_id is None else frozenset({int(tokenizer.eos_token_id)})
-
-
-def _special_ids(backend: Any) -> frozenset[int]:
-    """Tokens that decoding skips."""
-    return frozenset(token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special)
 
 
 def _byte_tokens(vocab: Mapping[str, int]) -> dict[int, int]:

@@ -7,6 +7,7 @@ the tokens so far, continues with the next character.
 import functools
 from collections.abc import Sequence as Seq
 
+from penstock.services.borders import borders
 from penstock.worker_service.text.tokenizer import Tokenizer
 
 
@@ -32,7 +33,7 @@ class ReplyText:
             self.stopped = True
             return ""
         self._token_ids.append(token_id)
-        return self._emit(self._stream.step(token_id))
+        return self._emit(self._stream(token_id))
 
     def finish(self) -> str:
         """The text held back until the end of the reply, with incomplete characters as U+FFFD."""
@@ -89,13 +90,4 @@ class StopString:
         return None
 
 
-@functools.lru_cache(maxsize=1024)
-def _borders(text: str) -> tuple[int, ...]:
-    """For each prefix of a text, the length of the longest shorter one that it ends with."""
-    borders, length = [0], 0
-    for character in text[1:]:
-        while length and text[length] != character:
-            length = borders[length - 1]
-        length += text[length] == character
-        borders.append(length)
-    return tuple(borders)
+_borders = functools.lru_cache(maxsize=1024)(borders)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence as Seq
 
 from penstock.services.domain.errors import PenstockError, invalid
-from penstock.services.text_threads import INLINE_CHARACTERS, TextThread
-from penstock.types.prompts import ChatPrompt, Prompt, TextPrompt
+from penstock.services.text_threads import TextThread, prompt_characters
+from penstock.types.prompts import Prompt
 from penstock.worker_service.text.tokenizer import Tokenizer
 
 MAX_WAITING_CHARACTERS = 4_000_000
@@ -28,11 +28,7 @@ class TextWork:
             InvalidRequest: The model cannot process it.
             Overloaded: Too much text is waiting.
         """
-        characters = prompt.characters if isinstance(prompt, ChatPrompt) else 0
-        characters = len(prompt.text) if isinstance(prompt, TextPrompt) else characters
-        if characters <= INLINE_CHARACTERS:
-            return self._encoded(prompt)
-        return await self._thread.submit(characters, lambda: self._encoded(prompt))
+        return await self._thread.run(prompt_characters(prompt), lambda: self._encoded(prompt))
 
     async def text(self, token_ids: Seq[int]) -> str:
         """The text of tokens that the model has.
@@ -40,9 +36,7 @@ class TextWork:
         Raises:
             Overloaded: Too much text is waiting.
         """
-        if len(token_ids) <= INLINE_CHARACTERS:
-            return self._tokenizer.decode(token_ids)
-        return await self._thread.submit(len(token_ids), lambda: self._tokenizer.decode(token_ids))
+        return await self._thread.run(len(token_ids), lambda: self._tokenizer.decode(token_ids))
 
     def _encoded(self, prompt: Prompt) -> list[int]:
         try:

@@ -1,6 +1,6 @@
 """The interface of tokenizers."""
 
-import codecs
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
@@ -11,32 +11,23 @@ from penstock.services.tool_calls.rendering import calls_text
 from penstock.types.problems import FieldProblem
 from penstock.types.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from penstock.types.tools import ToolUse
+from penstock.worker_service.text.decoding import byte_level_stream
 
-
-class TokenStream(Protocol):
-    """Decodes one reply token by token."""
-
-    def step(self, token_id: int) -> str:
-        """The text that is final with this token. It depends only on the tokens so far."""
-        ...
+TokenStream = Callable[[int], str]
+"""Decodes one reply token by token: the text that is final with a token. It depends only on the tokens so far."""
 
 
 class Tokenizer(Protocol):
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def eos_ids(self) -> frozenset[int]: ...
-
-    @property
-    def digest(self) -> str:
-        """Equal for tokenizers that encode and decode alike; at most 128 characters."""
-        ...
-
-    @property
-    def characters_per_token(self) -> int | None:
-        """Largest number of characters that one token can represent; None if there is no bound."""
-        ...
+    vocab_size: int
+    eos_ids: frozenset[int]
+    digest: str
+    """Equal for tokenizers that encode and decode alike; at most 128 characters."""
+    characters_per_token: int | None
+    """Largest number of characters that one token can represent; None if there is no bound."""
+    tool_format: ToolFormat | None
+    """How the model writes tool calls; None where its chat template takes no tools."""
+    reasoning_format: ReasoningFormat | None
+    """How the model marks its reasoning; None where its chat template has no such marks."""
 
     def encode(self, prompt: Prompt, context_tokens: int | None = None) -> list[int]:
         """The token ids of a prompt. Thread-safe.
@@ -46,16 +37,6 @@ class Tokenizer(Protocol):
             PromptTooLong: It has `context_tokens` tokens or more. A prompt that is too long by its characters is not
             tokenized.
         """
-        ...
-
-    @property
-    def tool_format(self) -> ToolFormat | None:
-        """How the model writes tool calls; None where its chat template takes no tools."""
-        ...
-
-    @property
-    def reasoning_format(self) -> ReasoningFormat | None:
-        """How the model marks its reasoning; None where its chat template has no such marks."""
         ...
 
     def encode_text(self, text: str) -> list[int]:
@@ -95,6 +76,14 @@ def check_tokens(tokens: int, context_tokens: int | None) -> None:
         raise PromptTooLong.by("prompt", tokens, context_tokens)
 
 
+def checked_ids(prompt: TokenPrompt, vocab_size: int, context_tokens: int | None) -> list[int]:
+    """The ids of a prompt that is not tokenized. Raises as `Tokenizer.encode`."""
+    check_tokens(len(prompt.token_ids), context_tokens)
+    if max(prompt.token_ids) >= vocab_size:
+        raise invalid("prompt.token_ids.ids", f"this model's token ids end at {vocab_size - 1}")
+    return list(prompt.token_ids)
+
+
 class ByteTokenizer:
     """One token per byte, and one for the end of a reply; used by the simulated engine."""
 
@@ -108,11 +97,8 @@ class ByteTokenizer:
 
     def encode(self, prompt: Prompt, context_tokens: int | None = None) -> list[int]:
         match prompt:
-            case TokenPrompt(token_ids):
-                check_tokens(len(token_ids), context_tokens)
-                if max(token_ids) >= self.vocab_size:
-                    raise invalid("prompt.token_ids.ids", f"this model's token ids end at {self.vocab_size - 1}")
-                return list(token_ids)
+            case TokenPrompt():
+                return checked_ids(prompt, self.vocab_size, context_tokens)
             case TextPrompt(text):
                 pass
             case ChatPrompt(messages, tool_use):
@@ -128,8 +114,8 @@ class ByteTokenizer:
     def encode_text(self, text: str) -> list[int]:
         return list(text.encode("utf-8", "replace"))
 
-    def stream(self) -> "_ByteStream":
-        return _ByteStream()
+    def stream(self) -> TokenStream:
+        return byte_level_stream(self.token_bytes)
 
     def decode(self, token_ids: Seq[int]) -> str:
         return bytes(t for t in token_ids if t != self.END).decode("utf-8", "replace")
@@ -145,11 +131,3 @@ def _tools_text(tool_use: ToolUse) -> str:
 
 def _message_text(message: ChatMessage) -> str:
     return f"{message.role}: {message.content}{calls_text(message.tool_calls)}\n"
-
-
-class _ByteStream:
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def step(self, token_id: int) -> str:
-        return "" if token_id == ByteTokenizer.END else self._decoder.decode(bytes([token_id]))

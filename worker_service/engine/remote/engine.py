@@ -319,9 +319,7 @@ def _without_logprobs(request: GenerationRequest, body: dict[str, Any]) -> dict[
 
 def _estimate(request: GenerationRequest) -> int:
     """About how many tokens a prompt has."""
-    prompt = request.prompt
-    characters = prompt.characters if isinstance(prompt, ChatPrompt) else 0
-    return max(1, math.ceil(characters / CHARS_PER_TOKEN))
+    return max(1, math.ceil(request.prompt.characters / CHARS_PER_TOKEN))
 
 
 def _beyond(data: bytes, again: bytes) -> tuple[bytes, bytes]:

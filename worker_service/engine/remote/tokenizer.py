@@ -1,6 +1,8 @@
 """The bytes of a remote reply in place of its tokens, which the endpoint does not tell."""
 
 from penstock.services.domain.errors import UnsupportedByModel
+from penstock.services.reasoning import ReasoningFormat
+from penstock.services.tool_calls.formats import ToolFormat
 from penstock.types.problems import FieldProblem
 from penstock.types.prompts import Prompt
 from penstock.worker_service.engine.remote.deltas import REASONING_FORMAT, TOOL_FORMAT
@@ -13,9 +15,9 @@ class RemoteTokenizer(ByteTokenizer):
     vocab_size = 256
     digest = "remote"
     eos_ids = frozenset[int]()
-    characters_per_token = None
-    tool_format = TOOL_FORMAT
-    reasoning_format = REASONING_FORMAT
+    characters_per_token: int | None = None
+    tool_format: ToolFormat | None = TOOL_FORMAT
+    reasoning_format: ReasoningFormat | None = REASONING_FORMAT
 
     def encode(self, prompt: Prompt, context_tokens: int | None = None) -> list[int]:
         """Raises:
