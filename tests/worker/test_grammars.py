@@ -30,8 +30,8 @@ from penstock.types.workers import EngineFinished
 from penstock.worker_service.engine.loop import LoopEngine
 from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_engine
 from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_engine
-from penstock.worker_service.grammar import GrammarCompiler, trials
-from penstock.worker_service.grammar.compiler import MAX_COMPILED
+from penstock.worker_service.grammar import trials
+from penstock.worker_service.grammar.compiler import MAX_COMPILED, GrammarCompiler
 from penstock.worker_service.grammar.source import GrammarSource, reply_grammar
 from penstock.worker_service.grammar.token_grammar import TokenGrammar, Vocabulary, compiled
 from penstock.worker_service.text import ByteTokenizer
@@ -82,7 +82,7 @@ async def simulated() -> AsyncIterator[LoopEngine]:
 
 @pytest.fixture
 async def compiler(simulated: LoopEngine) -> AsyncIterator[GrammarCompiler]:
-    compiler = GrammarCompiler(simulated.tokenizer, None)
+    compiler = GrammarCompiler(simulated.tokenizer)
     yield compiler
     await compiler.close()
 

@@ -32,7 +32,7 @@ from penstock.worker_service.engine.interface import (
     Stopped,
 )
 from penstock.worker_service.engine.runner import ModelRunner
-from penstock.worker_service.grammar import GrammarCompiler
+from penstock.worker_service.grammar.compiler import GrammarCompiler
 from penstock.worker_service.speculation.sources import DraftSource
 from penstock.worker_service.text import Tokenizer
 from penstock.worker_service.text.encoder import EncodingAborted, PromptEncoder
@@ -96,7 +96,7 @@ class LoopEngine:
         self._failure: asyncio.Future[BaseException] = self._loop.create_future()
         await self._thread.start()
         self._encoder = PromptEncoder(self._core.tokenizer, self.info.max_context_tokens)
-        self._grammars = GrammarCompiler(self._core.tokenizer, self._core.tokenizer.tool_format)
+        self._grammars = GrammarCompiler(self._core.tokenizer)
         self._given = GivenAnswers(self._core.tokenizer, self._encoder, self._row_price)
 
     async def close(self) -> None:

@@ -1,5 +1,1 @@
 """Structured output: what a reply's next token may be. `token_grammar` is loaded where it is needed: it loads a library."""
-
-from penstock.worker_service.grammar.compiler import GrammarCompiler
-
-__all__ = ["GrammarCompiler"]

@@ -2,16 +2,16 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.services.domain.errors import InvalidRequest, PenstockError
+from penstock.services.domain.errors import InvalidRequest
 from penstock.services.text_threads import TextThread
-from penstock.services.tool_calls.formats import ToolFormat
 from penstock.types.requests import GenerationRequest
 from penstock.worker_service.grammar.source import GrammarSource, grammar_characters, reply_grammar
 from penstock.worker_service.grammar.trials import GrammarTrials
 from penstock.worker_service.text import Tokenizer
-from penstock.worker_service.text.request_failures import request_failed
+from penstock.worker_service.text.request_failures import guarded
 
 if TYPE_CHECKING:
     from penstock.worker_service.grammar.token_grammar import TokenGrammar, Vocabulary
@@ -25,9 +25,8 @@ MAX_WAITING_CHARACTERS = 1_000_000
 class GrammarCompiler:
     """One for a worker: a thread of its own, on which the library releases the GIL, and what it has compiled lately."""
 
-    def __init__(self, tokenizer: Tokenizer, form: ToolFormat | None) -> None:
-        """form: how the model writes tool calls; None where it takes no tools."""
-        self._tokenizer, self._form = tokenizer, form
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self._form = tokenizer, tokenizer.tool_format
         self._thread = TextThread("grammars", MAX_WAITING_CHARACTERS)
         self._trials = GrammarTrials(self._token_texts)
         self._vocabulary: Vocabulary | None = None
@@ -46,15 +45,14 @@ class GrammarCompiler:
         if not characters:
             return None
         try:
-            known = await self._thread.submit(characters, lambda: self._known(request, output))
+            source = await self._thread.submit(characters, lambda: reply_grammar(request, self._form))
         except InvalidRequest:
             await self._trials.refused(request.cache_salt)
             raise
-        if not isinstance(known, GrammarSource):
-            return known
-        source = known
-        await self._trials.check(source, request.cache_salt)
-        return await self._thread.submit(characters, lambda: self._begun(request, source, output))
+        if source.text not in self._compiled:
+            await self._trials.check(source, request.cache_salt)
+        begin = partial(guarded, request.request_id, lambda: self._get(source).begun(output))
+        return await self._thread.submit(characters, begin)
 
     async def close(self) -> None:
         self._thread.close()
@@ -65,25 +63,9 @@ class GrammarCompiler:
 
         return token_texts(self._tokenizer)
 
-    def _known(self, request: GenerationRequest, output: Seq[int]) -> "TokenGrammar | GrammarSource":
-        """The grammar of a reply, or what must be compiled for it first."""
-        source = reply_grammar(request, self._form)
-        return self._begun(request, source, output) if source.text in self._compiled else source
-
-    def _begun(self, request: GenerationRequest, source: GrammarSource, output: Seq[int]) -> "TokenGrammar":
-        try:
-            return self._get(source).begun(output)
-        except PenstockError:
-            raise
-        except BaseException as error:  # a panic in native code is no Exception
-            raise request_failed(request.request_id, error) from error
-
     def _get(self, source: GrammarSource) -> "TokenGrammar":
         """A compiled grammar; the thread's."""
-        from penstock.worker_service.grammar.token_grammar import (
-            Vocabulary,
-            compiled,
-        )  # only where it is needed: it loads a library
+        from penstock.worker_service.grammar.token_grammar import Vocabulary, compiled  # it loads a library
 
         known = self._compiled.get(source.text)
         if known is not None:

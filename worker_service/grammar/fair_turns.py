@@ -1,10 +1,11 @@
 """Turns that callers take one after the other, however much each of them asks for."""
 
 import asyncio
-from collections import deque
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from penstock.services.domain.errors import Overloaded
 
@@ -22,9 +23,11 @@ class FairTurns:
     """`at_once` turns, at most one of a caller. At most `most_waiting` are waited for, half of them by one caller."""
 
     def __init__(self, at_once: int, most_waiting: int) -> None:
-        self._free, self._most = at_once, most_waiting
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by caller, the one whose turn is next first
-        self._running: set[str] = set()
+        self._free, self._most = asyncio.Semaphore(at_once), most_waiting
+        self._waiting = Counter[str]()  # by caller
+        self._own: WeakValueDictionary[str, asyncio.Lock] = (
+            WeakValueDictionary()
+        )  # by caller, of whom one waits for a turn
 
     @asynccontextmanager
     async def turn(self, caller: str) -> AsyncIterator[Turn]:
@@ -33,42 +36,24 @@ class FairTurns:
         Raises:
             Overloaded: Too many are waited for.
         """
-        own, waiting = len(self._waiting.get(caller, ())), sum(map(len, self._waiting.values()))
-        if own >= self._most // 2 or waiting >= self._most:
+        waiting = self._waiting.total()
+        if self._waiting[caller] >= self._most // 2 or waiting >= self._most:
             raise Overloaded(f"{waiting} are already waiting", RETRY_S)
-        loop, held = asyncio.get_running_loop(), Turn()
-        turn = loop.create_future()
-        self._waiting.setdefault(caller, deque()).append(turn)
-        self._give()
-        try:
-            await turn
+        held, own = Turn(), self._own.setdefault(caller, asyncio.Lock())
+        async with AsyncExitStack() as stack:
+            self._waiting[caller] += 1
+            try:
+                await own.acquire()
+                stack.callback(_release, own, held)
+                await stack.enter_async_context(self._free)
+            finally:
+                self._waiting -= Counter([caller])
             yield held
-        finally:
-            if turn.cancelled():  # while it was waited for
-                self._remove(caller, turn)
-            else:
-                self._free += 1
-                if held.rest_s:
-                    loop.call_later(held.rest_s, self._rested, caller)
-                else:
-                    self._running.discard(caller)
-                self._give()
 
-    def _rested(self, caller: str) -> None:
-        self._running.discard(caller)
-        self._give()
 
-    def _give(self) -> None:
-        """Give free turns to the callers that are next."""
-        for caller in [each for each in self._waiting if each not in self._running][: self._free]:
-            turns = self._waiting.pop(caller)
-            turns.popleft().set_result(None)
-            if turns:
-                self._waiting[caller] = turns  # its next turn comes after those of the others
-            self._running.add(caller)
-            self._free -= 1
-
-    def _remove(self, caller: str, turn: "asyncio.Future[None]") -> None:
-        self._waiting[caller].remove(turn)
-        if not self._waiting[caller]:
-            del self._waiting[caller]
+def _release(own: asyncio.Lock, held: Turn) -> None:
+    """Let the next turn of a caller be waited for, after its rest."""
+    if held.rest_s:
+        asyncio.get_running_loop().call_later(held.rest_s, own.release)
+    else:
+        own.release()

@@ -1,6 +1,7 @@
 """Grammars over a model's tokens, by llguidance (docs/adr/0034)."""
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -26,6 +27,7 @@ MAX_STEPS_S, MAX_STEP_S = 0.5, 0.002
 two at a step, most take a tenth of one."""
 CHECKED_TOKENS = 16  # of a reply that is resumed, after which its time is looked at
 MAX_ERROR_CHARS = 200
+SPECIAL_NAME = b"<special-%d>"
 
 Mask = npt.NDArray[np.int32]
 """(ceil(V / 32),) bits, one per token: bit t % 32 of element t // 32. Of drafts: (positions, ceil(V / 32))."""
@@ -34,24 +36,37 @@ Mask = npt.NDArray[np.int32]
 class Vocabulary:
     """The model's tokens, as the library wants them."""
 
-    def __init__(self, tokens: LLTokenizer, eos_ids: Seq[int], size: int) -> None:
-        """eos_ids: of the tokens that end a reply, at least one; the library knows the first. size: number of tokens."""
-        self.tokenizer, self.size = tokens, size
+    def __init__(self, texts: list[bytes], eos_ids: Seq[int], encode: Callable[[bytes], list[int]]) -> None:
+        """texts, eos_ids: as in `token_texts`; the library knows the first end. encode: tokens that spell a text."""
         self.eos_ids, self.eos_id = frozenset(eos_ids), eos_ids[0]
+        wrapper = TokenizerWrapper(_Tokens(texts, self.eos_id, encode))
+        self.tokenizer = LLTokenizer(wrapper, n_vocab=len(texts), eos_token=self.eos_id, slices=None)
+        is_eos = np.zeros(-(-len(texts) // 32) * 32, bool)
+        is_eos[list(eos_ids)] = True
+        self.eos_mask: Mask = np.packbits(is_eos, bitorder="little").view(np.int32)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "Vocabulary":
-        texts, eos_ids = token_texts(tokenizer)
-        wrapper = TokenizerWrapper(_Tokens(tokenizer, texts, eos_ids[0]))
-        tokens = LLTokenizer(wrapper, n_vocab=len(texts), eos_token=eos_ids[0], slices=None)
-        return cls(tokens, eos_ids, len(texts))
+        return cls(*token_texts(tokenizer), lambda text: tokenizer.encode_text(text.decode("utf-8", "replace")))
+
+
+class _Tokens:
+    """What TokenizerWrapper asks of a tokenizer."""
+
+    bos_token_id = None
+
+    def __init__(self, texts: list[bytes], eos_id: int, encode: Callable[[bytes], list[int]]) -> None:
+        self.tokens, self.eos_token_id, self._encode = texts, eos_id, encode
+        self.special_token_ids = [token for token, text in enumerate(texts) if text == SPECIAL_NAME % token]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._encode(text)
 
 
 def token_texts(tokenizer: Tokenizer) -> tuple[list[bytes], list[int]]:
     """(the text of each token, with names for those that have none; the tokens that end a reply, at least one)."""
-    texts = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
-    eos_ids = sorted(tokenizer.eos_ids) or [tokenizer.vocab_size - 1]
-    return [text or b"<special-%d>" % token for token, text in enumerate(texts)], eos_ids
+    texts = [tokenizer.token_bytes(token) or SPECIAL_NAME % token for token in range(tokenizer.vocab_size)]
+    return texts, sorted(tokenizer.eos_ids) or [tokenizer.vocab_size - 1]
 
 
 class _Time:
@@ -111,13 +126,12 @@ class TokenGrammar:
         Raises:
             RequestFailed: none may, or finding out costs too much.
         """
-        words = -(-self._vocabulary.size // 32)
+        ends = self._vocabulary.eos_mask
         with self._time:
-            mask: Mask = np.frombuffer(self._matcher.compute_bitmask(), np.int32)[:words].copy()
+            mask: Mask = np.frombuffer(self._matcher.compute_bitmask(), np.int32)[: len(ends)].copy()
         self._check()
         if _has(mask, self._vocabulary.eos_id):
-            for token in self._vocabulary.eos_ids:
-                mask[token // 32] |= np.int32(np.uint32(1 << token % 32).view(np.int32))
+            mask |= ends
         if not mask.any():
             raise RequestFailed("no token fits the form that the reply must have")
         return mask
@@ -140,7 +154,7 @@ class TokenGrammar:
     def allowed_along(self, draft: Seq[int]) -> Mask:
         """Masks at each draft token and after the last: (len(draft) + 1, words). After a token that does not fit, and so
         cannot be accepted, every token is allowed."""
-        masks = np.full((len(draft) + 1, -(-self._vocabulary.size // 32)), -1, np.int32)
+        masks = np.full((len(draft) + 1, len(self._vocabulary.eos_mask)), -1, np.int32)
         place = TokenGrammar(self._matcher.deep_copy(), self._vocabulary, self._time)
         for i, token in enumerate((*draft, None)):
             masks[i] = place.allowed()
@@ -152,12 +166,7 @@ class TokenGrammar:
     @property
     def possible(self) -> bool:
         """Whether any reply at all fits."""
-        if self._matcher.is_accepting():
-            return True
-        mask = self.allowed()
-        for token in self._vocabulary.eos_ids:
-            mask[token // 32] &= ~np.int32(np.uint32(1 << token % 32).view(np.int32))
-        return bool(mask.any())
+        return self._matcher.is_accepting() or bool((self.allowed() & ~self._vocabulary.eos_mask).any())
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -181,19 +190,6 @@ def compiled(source: GrammarSource, vocabulary: Vocabulary) -> TokenGrammar:
     if not possible:
         raise invalid(source.field, "cannot be enforced: no reply fits it")
     return grammar
-
-
-class _Tokens:
-    """What TokenizerWrapper asks of a tokenizer."""
-
-    bos_token_id = None
-
-    def __init__(self, tokenizer: Tokenizer, texts: list[bytes], eos_id: int) -> None:
-        self._tokenizer, self.tokens, self.eos_token_id = tokenizer, texts, eos_id
-        self.special_token_ids = [t for t in range(tokenizer.vocab_size) if not tokenizer.token_bytes(t)]
-
-    def __call__(self, text: bytes) -> list[int]:
-        return self._tokenizer.encode_text(text.decode("utf-8", "replace"))
 
 
 def _has(mask: Mask, token: int) -> bool:

@@ -4,8 +4,8 @@ The library has no limit of its own for some schemas: `multipleOf` of a large pr
 interrupt it. This process builds the vocabulary once and forks, so it must not have threads. A child tries one grammar after
 another, as a fork for each costs ten times what most grammars do; it ends with one that is too expensive.
 
-stdin: frames of JSON, each after its length in eight bytes: first the vocabulary (tokens in base64, ids of its ends), then
-[number, grammar, field] for each trial. stdout: a line of JSON for each trial, [number, problem], null for none, as they end.
+stdin: lines of JSON: first the vocabulary (tokens in base64, ids of its ends), then [number, grammar, field] for each trial.
+stdout: a line of JSON for each trial, [number, problem], null for none, as they end.
 """
 
 import base64
@@ -15,12 +15,9 @@ import os
 import resource
 import select
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
-
-from llguidance import LLTokenizer, TokenizerWrapper
+from typing import NoReturn
 
 from penstock.services.domain.errors import InvalidRequest
 from penstock.worker_service.grammar.source import GrammarSource
@@ -34,45 +31,18 @@ TOO_EXPENSIVE = f"cannot be enforced: compiling it takes more than {CPU_S} s or 
 _STDIN, _STDOUT = 0, 1
 
 
-class _Tokens:
-    """The tokens of a vocabulary, as the library asks for them."""
+class _Stdin:
+    """Splits what comes from the worker into lines."""
 
-    bos_token_id = None
+    def __init__(self) -> None:
+        self._rest, self.ended = b"", False
 
-    def __init__(self, tokens: list[bytes], eos_id: int) -> None:
-        self.tokens, self.eos_token_id = tokens, eos_id
-        self.special_token_ids = list[int]()
-
-        self._ids = {token: i for i, token in enumerate(tokens)}
-        self._longest = max(map(len, tokens))
-
-    def __call__(self, text: bytes) -> list[int]:
-        """Tokens that spell a text which the grammar forces: any will do, where only compiling is tried."""
-        ids, at = list[int](), 0
-        while at < len(text):
-            ends = range(min(len(text), at + self._longest), at, -1)
-            end = next((end for end in ends if text[at:end] in self._ids), None)
-            if end is None:
-                return ids  # the library takes what is spelled
-            ids.append(self._ids[text[at:end]])
-            at = end
-        return ids
-
-
-class _Frames:
-    """Splits what comes from a pipe into frames."""
-
-    def __init__(self, pipe: int) -> None:
-        self._pipe, self._buffer, self.ended = pipe, bytearray(), False
-
-    def read(self) -> Iterator[Any]:
-        """Read once, and yield what is complete."""
-        data = os.read(self._pipe, 1 << 20)
+    def read(self) -> list[bytes]:
+        """Read once; return the lines that are complete."""
+        data = os.read(_STDIN, 1 << 20)
         self.ended = not data
-        self._buffer += data
-        while len(self._buffer) >= 8 and len(self._buffer) >= 8 + (size := int.from_bytes(self._buffer[:8])):
-            yield json.loads(self._buffer[8 : 8 + size])
-            del self._buffer[: 8 + size]
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return lines
 
 
 @dataclass(slots=True)
@@ -85,10 +55,9 @@ class _Child:
     memory_bytes: int
     number: int | None = None
 
-    def start(self, frame: tuple[int, str, str]) -> None:
-        self.number = frame[0]
-        text = json.dumps(frame).encode()
-        data = len(text).to_bytes(8) + text
+    def start(self, trial: bytes) -> None:
+        self.number, _, _ = json.loads(trial)
+        data = trial + b"\n"
         with contextlib.suppress(BrokenPipeError):  # `take` tells of its end
             while data:
                 data = data[os.write(self.trials, data) :]
@@ -118,23 +87,24 @@ class _Child:
 def main() -> None:
     """Serve until stdin ends."""
     os.nice(NICE)
-    frames, vocabulary = _Frames(_STDIN), None
+    stdin, vocabulary = _Stdin(), None
     children: list[_Child] = []
-    while not frames.ended:
+    while not stdin.ended:
         ready, _, _ = select.select([_STDIN, *(child.results for child in children)], [], [])
         for child in [each for each in children if each.results in ready]:
             if not child.take():
                 child.end()
                 children.remove(child)
-        for frame in frames.read() if _STDIN in ready else ():
+        for line in stdin.read() if _STDIN in ready else ():
             if vocabulary is None:
-                vocabulary = _vocabulary(*frame)
+                tokens, eos_ids = json.loads(line)
+                vocabulary = Vocabulary([base64.b64decode(token) for token in tokens], eos_ids, _spelled_otherwise)
                 continue
             idle = next((child for child in children if child.number is None), None)
             if idle is None:
                 idle = _fork(vocabulary, children)
                 children.append(idle)
-            idle.start(frame)
+            idle.start(line)
     for child in children:
         child.end()
 
@@ -152,10 +122,9 @@ def _fork(vocabulary: Vocabulary, others: list[_Child]) -> _Child:
     return _Child(process, to_child, results, _memory_bytes(process))
 
 
-def _vocabulary(tokens: list[str], eos_ids: list[int]) -> Vocabulary:
-    texts = [base64.b64decode(token) for token in tokens]
-    wrapper = TokenizerWrapper(_Tokens(texts, eos_ids[0]))
-    return Vocabulary(LLTokenizer(wrapper, n_vocab=len(texts), eos_token=eos_ids[0], slices=None), eos_ids, len(texts))
+def _spelled_otherwise(_: bytes) -> list[int]:
+    """No tokens for a text that the grammar forces: the library takes others that spell it, which compiling does not need."""
+    return []
 
 
 def _serve(trials: int, results: int, vocabulary: Vocabulary) -> NoReturn:
@@ -164,17 +133,16 @@ def _serve(trials: int, results: int, vocabulary: Vocabulary) -> NoReturn:
         limit = _memory_bytes(os.getpid()) + MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        frames = _Frames(trials)
-        while not frames.ended:
-            for number, text, field in frames.read():
-                signal.setitimer(signal.ITIMER_PROF, CPU_S)  # of CPU time; its signal ends the process
-                problem = None
-                try:
-                    compiled(GrammarSource(text, field), vocabulary)
-                except InvalidRequest as error:
-                    problem = error.problems[0].problem
-                signal.setitimer(signal.ITIMER_PROF, 0)
-                os.write(results, _line(number, problem))
+        for line in os.fdopen(trials, "rb"):
+            number, text, field = json.loads(line)
+            signal.setitimer(signal.ITIMER_PROF, CPU_S)  # of CPU time; its signal ends the process
+            problem = None
+            try:
+                compiled(GrammarSource(text, field), vocabulary)
+            except InvalidRequest as error:
+                problem = error.problems[0].problem
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            os.write(results, _line(number, problem))
     except BaseException:  # a panic of the library, or no memory
         os._exit(1)
     os._exit(0)

@@ -110,9 +110,8 @@ class GrammarTrials:
     async def _send(self, message: object) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        data = json.dumps(message).encode()
         with contextlib.suppress(ConnectionError):  # it ended: `_read` tells those that wait
-            self._process.stdin.write(len(data).to_bytes(8) + data)
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
             await self._process.stdin.drain()
 
     async def _read(self) -> None:
