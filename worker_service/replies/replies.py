@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, aclosing, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing
 from typing import Protocol
 
 from opentelemetry import trace
@@ -16,12 +16,13 @@ from penstock.types.requests import Draft, GenerationRequest
 from penstock.types.slo import SloClass
 from penstock.types.workers import Admitted, Declined, EngineFinished, HandedOver
 from penstock.worker_service import proto_codec as codec
-from penstock.worker_service.engine.interface import Capability, Engine, Speculating
+from penstock.worker_service.engine.interface import Capability, Engine, EngineEvent, Speculating
 from penstock.worker_service.migration.receiver import KvReceiver
 from penstock.worker_service.replies.heartbeats import Heartbeats
 from penstock.worker_service.stages.stage_tracker import StageTracker
 
 KEEPING_SLOS = frozenset({Capability.SLO, Capability.SLO_PREDICTED})
+NO_SLOS = "this engine keeps no SLOs"
 
 
 class ReplyWriter(Protocol):
@@ -31,10 +32,6 @@ class ReplyWriter(Protocol):
 
     def event(self, event: pb.GenerateResponse) -> None:
         """Send any event but tokens and the terminal one."""
-        ...
-
-    def fail(self, error: Exception) -> None:
-        """End the reply with an error, from outside the task that serves it."""
         ...
 
 
@@ -54,17 +51,14 @@ class Replies:
     ) -> None:
         """receiver: of an engine whose KV can move."""
         self._engine, self.stages, self._heartbeats, self._receiver = engine, stages, heartbeats, receiver
-        self._instance_id, self.tier = instance_id, tier
+        self.instance_id, self.tier = instance_id, tier
         self._labels = {"gen_ai.request.model": engine.info.model, "penstock.tier": tier}
         self._ttft = meter.create_histogram("gen_ai.server.time_to_first_token", unit="s")
         self._tpot = meter.create_histogram("gen_ai.server.time_per_output_token", unit="s")
         self._duration = meter.create_histogram("gen_ai.server.request.duration", unit="s")
         self.tokens = 0
-        meter.create_observable_counter(  # read periodically, which is cheaper than an addition per token
-            "gen_ai.server.output_tokens",
-            callbacks=[lambda _: [Observation(self.tokens, self._labels)]],
-            unit="{token}",
-        )
+        read = [lambda _: [Observation(self.tokens, self._labels)]]  # which is cheaper than an addition per token
+        meter.create_observable_counter("gen_ai.server.output_tokens", read, "{token}")
         self.advised = meter.create_counter(
             "penstock.worker.move_advice", unit="{advice}", description="Requests advised to move, by reason."
         )
@@ -117,20 +111,8 @@ class Replies:
             self._drafts.add(1, self._labels | {"penstock.outcome": self._use_of(generation.draft)})
         try:
             async with AsyncExitStack() as stack:
-                stack.enter_context(self.counting_failures())
-                if generation.decline_unkept_slo and not KEEPING_SLOS & self._engine.info.capabilities:
-                    return self._declined(Declined("this engine keeps no SLOs"), generation, request.transfer_id, reply)
                 stack.enter_context(self._heartbeats.of(reply))
-                if request.transfer_id:
-                    if self._receiver is None:
-                        raise NotServed("this engine cannot take over running requests")
-                    incoming = await stack.enter_async_context(
-                        self._receiver.expect(request.transfer_id, generation, reply.tokens)
-                    )
-                    writer.event(codec.ALIVE)  # the request is expected now, so the source may call
-                    events = incoming.events()
-                else:
-                    events = self._engine.generate(generation, reply.tokens)
+                events = await self._begun(generation, request.transfer_id, reply, stack)
                 async for event in await stack.enter_async_context(aclosing(events)):
                     match event:
                         case Admitted():
@@ -150,13 +132,16 @@ class Replies:
                         case TokenFrame():
                             raise TypeError("the engine yielded tokens that it should have passed to on_tokens")
             raise InternalError("the engine ended a reply without its last event")
+        except RequestFailed:  # the engine cannot compute it
+            self._failures.add(1, self._labels)
+            raise
         finally:
             reply.span.set_attributes(
                 {
                     "gen_ai.operation.name": "chat",
                     "gen_ai.request.model": self._engine.info.model,
                     "penstock.tier": self.tier,
-                    "penstock.instance_id": self._instance_id,
+                    "penstock.instance_id": self.instance_id,
                     "penstock.request_id": generation.request_id,
                     "penstock.resumed_tokens": len(generation.resume_token_ids),
                 }
@@ -166,29 +151,21 @@ class Replies:
             if not self._running:
                 self._none_running.set()
 
-    @contextmanager
-    def counting_failures(self) -> Iterator[None]:
-        """Count a request that the engine cannot compute."""
-        try:
-            yield
-        except RequestFailed:
-            self._failures.add(1, self._labels)
-            raise
-
-    def _declined(
-        self, declined: Declined, generation: GenerationRequest, transfer_id: str, reply: "_Reply"
-    ) -> pb.GenerateResponse:
-        """Decline a request on behalf of an engine that keeps no SLOs; return the terminal event.
-
-        Raises:
-            Unavailable: The request was to arrive by a transfer.
-        """
-        if transfer_id:
-            raise Unavailable(declined.reason)
-        self._count_decision(FinishReason.DECLINED.value, reply)
-        reply.writer.event(codec.event_to_proto(declined))
-        usage = Usage(output_tokens=len(generation.resume_token_ids))
-        return codec.event_to_proto(EngineFinished(FinishReason.DECLINED, usage))
+    async def _begun(
+        self, request: GenerationRequest, transfer_id: str, reply: "_Reply", stack: AsyncExitStack
+    ) -> AsyncGenerator[EngineEvent, None]:
+        """The events of a request that begins here or, with `transfer_id`, arrives from another worker."""
+        if request.decline_unkept_slo and not KEEPING_SLOS & self._engine.info.capabilities:
+            if transfer_id:
+                raise Unavailable(NO_SLOS)
+            return _declined(request)
+        if not transfer_id:
+            return self._engine.generate(request, reply.tokens)
+        if self._receiver is None:
+            raise NotServed("this engine cannot take over running requests")
+        incoming = await stack.enter_async_context(self._receiver.expect(transfer_id, request, reply.tokens))
+        reply.writer.event(codec.ALIVE)  # the request is expected now, so the source may call
+        return incoming.events()
 
     def _use_of(self, draft: Draft) -> str:
         """What becomes of a draft here, for labels."""
@@ -235,6 +212,12 @@ class Replies:
             new_tokens = done.usage.output_tokens - len(reply.request.resume_token_ids)
             if new_tokens > 1:
                 self._tpot.record((reply.last_s - reply.first_s) / (new_tokens - 1), self._labels)
+
+
+async def _declined(request: GenerationRequest) -> AsyncGenerator[EngineEvent, None]:
+    """A request is declined on behalf of an engine that keeps no SLOs."""
+    yield Declined(NO_SLOS)
+    yield EngineFinished(FinishReason.DECLINED, Usage(output_tokens=len(request.resume_token_ids)))
 
 
 class _Reply:

@@ -5,7 +5,7 @@ The router's end of the call is `router_service/clients/reply_multiplexer.py`.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from functools import partial
 
 from penstock.proto.worker.v1 import worker_pb2 as pb
@@ -27,20 +27,18 @@ MAX_EVENTS = 256  # per message; token columns count as one
 MAX_BYTES = 1 << 20  # per message; a larger event is a message of its own
 MAX_EVENT_BYTES = MAX_MESSAGE_BYTES - 64  # the rest of a message with one event has less than 64 bytes
 
-Serve = Callable[[pb.GenerateRequest, ReplyWriter], Awaitable[pb.GenerateResponse]]
+Serve = Callable[[pb.GenerateRequest, ReplyWriter], Coroutine[None, None, pb.GenerateResponse]]
 """Serves one request and returns its terminal event."""
 
 
 class _Writer:
-    """Adds the events of one reply to the messages of its call. error: ended the reply from outside its task."""
+    """Adds the events of one reply to the messages of its call."""
 
-    __slots__ = ("_admitted_delay_s", "_session", "_task", "error", "reply_id")
+    __slots__ = ("_admitted_delay_s", "_session", "reply_id")
 
     def __init__(self, session: "ReplyDemultiplexer", reply_id: int, *, streamed: bool) -> None:
         self._session, self.reply_id = session, reply_id
         self._admitted_delay_s = ADMITTED_DELAY_S if streamed else UNSTREAMED_ADMITTED_DELAY_S
-        self._task = asyncio.current_task()
-        self.error: Exception | None = None
 
     def tokens(self, frame: TokenFrame) -> None:
         if frame.logprobs:
@@ -51,11 +49,6 @@ class _Writer:
     def event(self, event: pb.GenerateResponse) -> None:
         delay_s = self._admitted_delay_s if event.HasField("admitted") else 0.0
         self._session.send(pb.ReplyEvent(reply_id=self.reply_id, event=event), delay_s)
-
-    def fail(self, error: Exception) -> None:
-        if self.error is None and self._task is not None:
-            self.error = error
-            self._task.cancel()
 
 
 class ReplyDemultiplexer:
@@ -185,8 +178,6 @@ class ReplyDemultiplexer:
             except BaseException as error:
                 if isinstance(error, TimeoutError) and limit.expired():
                     error = DeadlineExceeded("the reply's timeout has passed")
-                elif isinstance(error, asyncio.CancelledError) and writer.error is not None:
-                    error = writer.error
                 status = call.failed(error, span)
                 if status is None:
                     raise
@@ -199,7 +190,6 @@ class SingleReply:
     def __init__(self, serve: Serve, request: pb.GenerateRequest) -> None:
         self._serve, self._request = serve, request
         self._events: asyncio.Queue[pb.GenerateResponse | None] = asyncio.Queue()
-        self._error: Exception | None = None
 
     async def events(self) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Yield all events. Leaving the iteration ends the reply.
@@ -207,27 +197,17 @@ class SingleReply:
         Raises:
             PenstockError: The error of the reply.
         """
-        self._task = asyncio.create_task(self._serve_whole())
-        self._task.add_done_callback(lambda _: self._events.put_nowait(None))
+        task = asyncio.create_task(self._serve(self._request, self))
+        task.add_done_callback(lambda _: self._events.put_nowait(None))
         try:
             while (event := await self._events.get()) is not None:
                 yield event
-            if self._error is not None:
-                raise self._error
-            self._task.result()
+            yield task.result()
         finally:
-            await end(self._task)
-
-    async def _serve_whole(self) -> None:
-        self._events.put_nowait(await self._serve(self._request, self))
+            await end(task)
 
     def tokens(self, frame: TokenFrame) -> None:
         self._events.put_nowait(codec.event_to_proto(frame))
 
     def event(self, event: pb.GenerateResponse) -> None:
         self._events.put_nowait(event)
-
-    def fail(self, error: Exception) -> None:
-        if self._error is None:
-            self._error = error
-            self._task.cancel()
