@@ -44,8 +44,7 @@ from penstock.worker_service.clients.peer_client import PeerStream
 from penstock.worker_service.engine.interface import Blocks, EngineEvent, KvTransferring, LastBlocks, Stopped
 from penstock.worker_service.engine.torch.attention import KvPool, numbers
 from penstock.worker_service.migration.receiver import KvReceiver
-from penstock.worker_service.migration.sender import KvSender
-from penstock.worker_service.migration.wire import Wire
+from penstock.worker_service.migration.sender import KvSender, Wire
 
 SHAPES = {
     "models/family/medium": (KvLayout("medium", 6, 2, 32, 16, "float32"), 2048),

@@ -23,7 +23,7 @@ from penstock.services.settings import ServiceSettings
 from penstock.services.state.feed import MeshFeed
 from penstock.services.state.keys import tier_group
 from penstock.services.telemetry import observe_unusable_entries
-from penstock.worker_service.clients.peer_client import PeerClient
+from penstock.worker_service.clients.peer_client import dial
 from penstock.worker_service.engine.extension import EngineExtension, EngineSite, untold
 from penstock.worker_service.engine.held_tokens import OutputCoalescing
 from penstock.worker_service.engine.interface import Capability, Engine, EngineUnusable, Interruptible, KvTransferring
@@ -82,12 +82,10 @@ async def compose(chassis: Chassis) -> None:
         chassis.instance_id,
         slots,
         bids,
+        engine,
         tracker.load,
         chassis.telemetry.meter,
-        model_digest=info.model_digest,
-        kv_block_tokens=info.kv_block_tokens,
         max_running=tier.max_running,
-        can_receive=isinstance(engine, KvTransferring),
         tier=tier.name,
     )
     sender: KvSender | None = None
@@ -97,14 +95,13 @@ async def compose(chassis: Chassis) -> None:
         fixed = options.kv_bandwidth_gb_per_s
         sender = KvSender(
             engine,
-            PeerClient(channels).dial,
+            functools.partial(dial, channels),
             chassis.telemetry.meter,
             options.max_transfers,
             shares_memory=options.shared_memory,
             bytes_per_s=None if fixed is None else fixed * 1e9,
         )
-        bandwidth = sender.bandwidth
-        tracker.kv_bytes_per_s = lambda: bandwidth.bytes_per_s
+        tracker.bandwidth = sender.bandwidth
         receiver = KvReceiver(engine, options.max_transfers)
         chassis.stack.push_async_callback(sender.close)
         chassis.stack.push_async_callback(receiver.close)
@@ -123,8 +120,6 @@ async def compose(chassis: Chassis) -> None:
         replies,
         transfers,
         chassis.telemetry,
-        instance_id=chassis.instance_id,
-        tier=tier.name,
         address_of=functools.partial(_address_of, feed),
         sender=sender,
         receiver=receiver,
@@ -155,8 +150,8 @@ async def compose(chassis: Chassis) -> None:
     chassis.supervise("announce-drain", lambda: _announce_drain(servicer, chassis), endless=False)
     chassis.supervise("stage-watch", lambda: _watch(stages, feed, tracker, servicer, options.look_s))
     if isinstance(engine, Interruptible):
-        interruptible = engine
-        chassis.supervise("engine-availability", lambda: _announce_availability(interruptible, servicer, chassis))
+        announce = functools.partial(_announce_availability, engine, servicer, chassis)
+        chassis.supervise("engine-availability", announce)
 
 
 def run_server_part(settings: ServiceSettings) -> NoReturn:
@@ -207,7 +202,7 @@ def _kv_token_bytes(engine: Engine) -> float:
 
 def _move_s(tracker: LoadTracker, token_bytes: float, tokens: int) -> float | None:
     """How long a move takes; None while the bandwidth is not known."""
-    bytes_per_s = tracker.kv_bytes_per_s()
+    bytes_per_s = tracker.bandwidth.bytes_per_s
     return move_s(tokens, token_bytes, bytes_per_s) if bytes_per_s > 0 or token_bytes == 0 else None
 
 

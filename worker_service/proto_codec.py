@@ -80,6 +80,6 @@ def ask_from_proto(request: pb.PlaceBidRequest, path: str = "") -> Ask:
 def bid_to_proto(bid: Bid | RefusalReason, free_kv_blocks: int) -> pb.PlaceBidResponse:
     if isinstance(bid, RefusalReason):
         return pb.PlaceBidResponse(refusal=bid.value)
-    message = pb.Bid(load_tokens=bid.load_tokens, free_kv_blocks=free_kv_blocks)
-    message.earliest_start.CopyFrom(duration(bid.earliest_start_s))
+    earliest_start = duration(bid.earliest_start_s)
+    message = pb.Bid(load_tokens=bid.load_tokens, free_kv_blocks=free_kv_blocks, earliest_start=earliest_start)
     return pb.PlaceBidResponse(bid=message)

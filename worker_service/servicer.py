@@ -40,19 +40,16 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         transfers: TransferQueue,
         measured: Telemetry,
         *,
-        instance_id: str,
-        tier: str,
         address_of: Callable[[str], Awaitable[str]],
-        sender: KvSender | None = None,
-        receiver: KvReceiver | None = None,
+        sender: KvSender | None,
+        receiver: KvReceiver | None,
     ) -> None:
         """address_of: finds another worker of the tier in the registry, by its instance id; raises NotFound.
 
         sender, receiver: of an engine whose KV can move.
         """
         self._engine, self._tracker, self._replies, self._transfers = engine, tracker, replies, transfers
-        self._sender, self._receiver = sender, receiver
-        self._instance_id, self._tier, self._address_of = instance_id, tier, address_of
+        self._sender, self._receiver, self._address_of = sender, receiver, address_of
         self._calls = CallRecorder(measured)
         self.text_work = TextWork(engine.tokenizer)
         self.draining = replies.draining
@@ -77,7 +74,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return pb.AbortResponse(aborted=await self._engine.abort(request.request_id))
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.GetInfoResponse:
-        return codec.info_to_proto(self._engine.info, self._engine.tokenizer.digest, self._instance_id, self._tier)
+        digest, replies = self._engine.tokenizer.digest, self._replies
+        return codec.info_to_proto(self._engine.info, digest, replies.instance_id, replies.tier)
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         return codec.load_to_proto(
@@ -129,13 +127,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 yield pb.ConfirmBidResponse(refusal=won.value)
                 return
             while True:
-                starving = await won.turn()
-                yield to_message(TransferTurn(starving), pb.ConfirmBidResponse)
+                yield to_message(TransferTurn(await won.get()), pb.ConfirmBidResponse)
                 step = await _next_step(request_iterator, "sender_busy", "transfer_started")
                 if step.HasField("transfer_started"):
                     break
-                won.sender_busy()
-            won.started()
+                self._transfers.sender_busy(ask)
+            self._transfers.started(ask)
             async for _ in request_iterator:
                 raise invalid("step", "transfer_started must be the last message")
 

@@ -33,7 +33,7 @@ from penstock.types.workers import (
 from penstock.worker_service.migration import outgoing
 from penstock.worker_service.migration.bandwidth import LEAST_MOVED_BYTES, BandwidthEstimate
 from penstock.worker_service.migration.receiver import KvReceiver
-from penstock.worker_service.migration.segment import NotShared, TargetSegment, supported
+from penstock.worker_service.migration.segment import NotShared, TargetSegment
 from penstock.worker_service.migration.sender import KvSender
 
 LAYOUT = KvLayout("m", 2, 2, 32, 16, "float32")  # 16 KiB per block
@@ -99,7 +99,6 @@ class Pair:
         return found + [m.last for m in self.seen if isinstance(m, TransferClosing) and m.last is not None]
 
 
-@pytest.mark.skipif(not supported(), reason="needs sealed files in memory, which Linux has")
 async def test_shared_chunks_carry_no_bytes_and_messages_carry_the_same_kv() -> None:
     shared, plain = Pair(), Pair(shares=False)
     assert not shared.whole
@@ -180,7 +179,6 @@ async def test_a_fault_amid_a_transfer_leaves_the_request_at_its_source(
     assert not pair.whole
 
 
-@pytest.mark.skipif(not supported(), reason="needs sealed files in memory, which Linux has")
 async def test_a_target_that_dies_midway_leaves_nothing_open() -> None:
     """The source's transfer fails, and it holds neither the file nor the memory."""
     pair = Pair()

@@ -12,13 +12,24 @@ import pytest
 
 from penstock.router_service.migration import moves
 from penstock.router_service.migration.moves import MoveEvent, Reading
-from penstock.types.workers import ChunkReceived, TransferAccepted, TransferCommitted, TransferFailed
+from penstock.types.workers import (
+    ChunkReceived,
+    KvChunk,
+    KvLayout,
+    NotMoved,
+    TransferAccepted,
+    TransferClosing,
+    TransferCommitted,
+    TransferFailed,
+    TransferOpening,
+)
 from penstock.worker_service.migration import source as outgoing
 from penstock.worker_service.migration import target as incoming
 from penstock.worker_service.migration.source import SourcePhase, SourceState
 from penstock.worker_service.migration.target import TargetPhase
 
 CHUNK = 2  # blocks
+OPENING = TransferOpening("t", KvLayout("m", 1, 1, 1, 1, "float32"), ())
 WHOLE = 5  # blocks at first, of which PRESENT are at the target; each round finds one more
 
 
@@ -42,7 +53,7 @@ class World:
     anew: bool = False
     s_inbox: tuple[object, ...] = ()
     t_inbox: tuple[object, ...] = ()
-    to_target: tuple[object, ...] | None = (incoming.Opened(),)
+    to_target: tuple[object, ...] | None = (OPENING,)
     to_source: tuple[object, ...] | None = ()
     source_stream: tuple[MoveEvent, ...] | None = ()
     target_stream: tuple[MoveEvent, ...] | None = ()
@@ -55,6 +66,8 @@ def add(queue: tuple[object, ...] | None, item: object) -> tuple[object, ...] | 
 
 def source_does(w: World, event: outgoing.SourceEvent) -> World:
     state, effects = outgoing.advance(w.source, event, CHUNK)
+    if state.phase is SourcePhase.FAILED and not w.source.over:  # the stream is closed
+        w = replace(w, to_target=None, to_source=None, t_inbox=(*w.t_inbox, incoming.SourceLost()))
     w = replace(w, source=state)
     for effect in effects:
         match effect:
@@ -67,23 +80,21 @@ def source_does(w: World, event: outgoing.SourceEvent) -> World:
             case outgoing.SendChunk(first, count):
                 assert 0 < count <= CHUNK
                 assert first >= w.present
-                w = replace(w, to_target=add(w.to_target, incoming.ChunkCame(count)))
+                w = replace(w, to_target=add(w.to_target, KvChunk(first, count)))
             case outgoing.StopAndSendRest():
                 if not w.s_has:
                     w = replace(w, s_inbox=(*w.s_inbox, TransferFailed("gone")))
                     continue
-                w = replace(w, s_runs=False, to_target=add(w.to_target, incoming.Closed()))
+                w = replace(w, s_runs=False, to_target=add(w.to_target, TransferClosing(())))
             case outgoing.Delete():
                 if w.s_has:
                     stream = add(w.source_stream, MoveEvent.SOURCE_HANDED_OVER)
                     w = replace(w, s_has=False, source_stream=stream)  # type: ignore[arg-type]
             case outgoing.Resume():
                 w = replace(w, s_runs=w.s_has)
-            case outgoing.HangUp():
-                w = replace(w, to_target=None, to_source=None, t_inbox=(*w.t_inbox, incoming.SourceLost()))
-            case outgoing.TellFailed():
+            case NotMoved():
                 w = replace(w, word=add(w.word, MoveEvent.MOVE_FAILED))  # type: ignore[arg-type]
-            case outgoing.TellRound() | outgoing.TellHandedOver():
+            case outgoing.TellRound():
                 pass
     return w
 
@@ -94,14 +105,9 @@ def target_does(w: World, event: incoming.TargetEvent) -> World:
     for effect in effects:
         match effect:
             case incoming.Reserve():
-                w = replace(w, reserved=True, t_inbox=(incoming.Reserved(w.present), *w.t_inbox))
-            case incoming.TellAccepted(present):
-                w = replace(w, to_source=add(w.to_source, TransferAccepted(present)))
-            case incoming.Write():
-                assert isinstance(event, incoming.ChunkCame)
-                w = replace(w, t_inbox=(incoming.Written(event.blocks), *w.t_inbox))
-            case incoming.TellReceived(blocks):
-                w = replace(w, to_source=add(w.to_source, ChunkReceived(blocks)))
+                w = replace(w, reserved=True, to_source=add(w.to_source, TransferAccepted(w.present)))
+            case incoming.Write(chunk):
+                w = replace(w, to_source=add(w.to_source, ChunkReceived(chunk.blocks)))
             case incoming.Enter():
                 assert w.reserved
                 came = incoming.Entered() if w.claim else incoming.RouterLost()
@@ -113,8 +119,8 @@ def target_does(w: World, event: incoming.TargetEvent) -> World:
                 w = replace(w, reserved=False)
             case incoming.Abort():
                 w = replace(w, t_runs=False)
-            case incoming.TellRefused(reason):
-                w = replace(w, to_source=add(w.to_source, TransferFailed(reason)))
+            case TransferFailed():
+                w = replace(w, to_source=add(w.to_source, effect))
             case incoming.EndReply():
                 w = replace(w, target_stream=add(w.target_stream, MoveEvent.TARGET_LOST))  # type: ignore[arg-type]
     return w

@@ -21,11 +21,8 @@ from penstock.worker_service.migration.segment import (
     NotShared,
     SourceSegment,
     TargetSegment,
-    supported,
 )
 from tests.support.present import present
-
-pytestmark = pytest.mark.skipif(not supported(), reason="needs sealed files in memory, which Linux has")
 
 
 def descriptors() -> set[str]:

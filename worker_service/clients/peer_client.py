@@ -5,12 +5,10 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from opentelemetry import propagate
-
 from penstock.mapper import to_message
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc
-from penstock.services import errors
+from penstock.services import errors, telemetry
 from penstock.services.channels import ChannelPool
 from penstock.services.domain.errors import Unavailable
 from penstock.services.proto_codec import received
@@ -37,20 +35,12 @@ class PeerStream:
                 yield received(answer, ToSource)
 
 
-class PeerClient:
-    """Calls other workers."""
-
-    def __init__(self, channels: ChannelPool) -> None:
-        self._channels = channels
-
-    @asynccontextmanager
-    async def dial(self, address: str) -> AsyncGenerator[PeerStream, None]:
-        """Open a stream to the worker at `address`. Leaving the context cancels it."""
-        headers: dict[str, str] = {}
-        propagate.inject(headers)
-        stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
-        call = stub.MigrateIn(timeout=MAX_TRANSFER_S, metadata=tuple(headers.items()))
-        try:
-            yield PeerStream(call)
-        finally:
-            call.cancel()
+@asynccontextmanager
+async def dial(channels: ChannelPool, address: str) -> AsyncGenerator[PeerStream, None]:
+    """Open a stream to the worker at `address`. Leaving the context cancels it."""
+    stub = worker_pb2_grpc.WorkerServiceStub(channels.get(address))
+    call = stub.MigrateIn(timeout=MAX_TRANSFER_S, metadata=telemetry.inject())
+    try:
+        yield PeerStream(call)
+    finally:
+        call.cancel()

@@ -14,10 +14,10 @@ from penstock.types.workers import (
     ChunkReceived,
     Declined,
     KvChunk,
+    KvLayout,
     ToSource,
     ToTarget,
     TransferAccepted,
-    TransferClosing,
     TransferCommitted,
     TransferFailed,
     TransferOpening,
@@ -45,7 +45,7 @@ class IncomingReply:
         self._engine, self.transfer_id, self._request = engine, transfer_id, request
         self._on_tokens = on_tokens
         self._phase = target.TargetPhase.AWAITING
-        self._inbox: asyncio.Queue[target.TargetEvent | ToTarget] = asyncio.Queue()
+        self._inbox: asyncio.Queue[target.TargetEvent] = asyncio.Queue()
         self._opened = asyncio.Event()
         self._entered: asyncio.Future[_Entered] = asyncio.get_running_loop().create_future()
         self._taken = False
@@ -79,13 +79,11 @@ class IncomingReply:
 
     def open(self) -> bool:
         """Handle the call of a source; False if another one has called already."""
-        if self._opened.is_set():
-            return False
+        called = self._opened.is_set()
         self._opened.set()
-        self._inbox.put_nowait(target.Opened())
-        return True
+        return not called
 
-    def put(self, event: target.TargetEvent | ToTarget) -> None:
+    def put(self, event: target.TargetEvent) -> None:
         self._inbox.put_nowait(event)
 
     async def lost(self) -> None:
@@ -99,24 +97,16 @@ class IncomingReply:
 
     async def drive(self, opening: TransferOpening) -> None:
         """Run the state machine until the request runs here or is dropped."""
-        follow_ups: deque[target.TargetEvent] = deque()
-        message: ToTarget = opening
+        follow_ups: deque[target.TargetEvent] = deque([opening])
         try:
             while self._phase not in (target.TargetPhase.RUNNING, target.TargetPhase.DROPPED):
                 if self._entered.cancelled():  # the loss of the router precedes other events
                     follow_ups.appendleft(target.RouterLost())
                 event = follow_ups.popleft() if follow_ups else await self._next()
-                match event:
-                    case KvChunk():
-                        message, event = event, target.ChunkCame(event.blocks)
-                    case TransferClosing():
-                        message, event = event, target.Closed()
-                    case TransferOpening():
-                        event = target.Refused("opened twice")
                 self._phase, effects = target.advance(self._phase, event)
                 for effect in effects:
                     try:
-                        follow_up = await self._perform(effect, opening, message)
+                        follow_up = await self._perform(effect, opening.layout)
                     except (PenstockError, ValueError) as error:
                         follow_up = target.Refused(str(error))
                     if follow_up is not None:
@@ -133,35 +123,32 @@ class IncomingReply:
                 self._entered.set_exception(Unavailable("the transfer failed"))
             self.answers.put_nowait(None)
 
-    async def _next(self) -> target.TargetEvent | ToTarget:
+    async def _next(self) -> target.TargetEvent:
         with suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S):
                 return await self._inbox.get()
         return target.SourceLost()
 
-    async def _perform(
-        self, effect: target.TargetEffect, opening: TransferOpening, message: ToTarget
-    ) -> target.TargetEvent | None:
+    async def _perform(self, effect: target.TargetEffect, layout: KvLayout) -> target.TargetEvent | None:
         engine, name = self._engine, self.transfer_id
         match effect:
-            case target.Reserve():
-                present = await engine.reserve(name, opening.layout, opening.tokens, self._request.cache_salt)
+            case target.Reserve(opening):
+                present = await engine.reserve(name, layout, opening.tokens, self._request.cache_salt)
                 self._segment = opened(opening.shared)
                 self._preparing = asyncio.create_task(engine.prepare_entry(name, self._request))
-                self._preparing.add_done_callback(_retrieve_error)
-                return target.Reserved(present)
-            case target.Write():
-                assert isinstance(message, KvChunk)
-                await engine.write_kv(name, message.first_block, self._blocks(message, opening))
-                return target.Written(message.blocks)
-            case target.Enter():
-                assert isinstance(message, TransferClosing)
+                # An error is raised where the result is needed; a request that is dropped before needs none.
+                self._preparing.add_done_callback(lambda task: task.cancelled() or task.exception())
+                self.answers.put_nowait(TransferAccepted(present, self._segment is not None))
+            case target.Write(chunk):
+                await engine.write_kv(name, chunk.first_block, self._blocks(chunk, layout))
+                self.answers.put_nowait(ChunkReceived(chunk.blocks))
+            case target.Enter(closing):
                 assert self._preparing is not None
                 await self._preparing
                 last = None
-                if message.last is not None:
-                    last = LastBlocks(message.last.first_block, self._blocks(message.last, opening))
-                self._events = engine.enter(name, self._request, message.tokens, last, self._on_tokens)
+                if closing.last is not None:
+                    last = LastBlocks(closing.last.first_block, self._blocks(closing.last, layout))
+                self._events = engine.enter(name, self._request, closing.tokens, last, self._on_tokens)
                 self._admitted = await anext(self._events)
                 if isinstance(self._admitted, Declined):
                     await self._events.aclose()
@@ -170,12 +157,8 @@ class IncomingReply:
             case target.TellCommitted():
                 self._entered.set_result((self._admitted, self._events))
                 self.answers.put_nowait(TransferCommitted())
-            case target.TellAccepted(present):
-                self.answers.put_nowait(TransferAccepted(present, self._segment is not None))
-            case target.TellReceived(blocks):
-                self.answers.put_nowait(ChunkReceived(blocks))
-            case target.TellRefused(reason):
-                self.answers.put_nowait(TransferFailed(reason))
+            case TransferFailed():
+                self.answers.put_nowait(effect)
             case target.EndReply(reason):
                 if not self._entered.done():
                     self._entered.set_exception(Unavailable(reason))
@@ -185,19 +168,13 @@ class IncomingReply:
                 await self._events.aclose()
         return None
 
-    def _blocks(self, chunk: KvChunk, opening: TransferOpening) -> Blocks:
-        return blocks_from(opening.layout, content(chunk, opening.layout, self._segment), chunk.blocks)
+    def _blocks(self, chunk: KvChunk, layout: KvLayout) -> Blocks:
+        return blocks_from(layout, content(chunk, layout, self._segment), chunk.blocks)
 
     async def _release(self) -> None:
         if self._preparing is not None:
             await end(self._preparing)  # it keeps nothing after the release
         await self._engine.release(self.transfer_id)
-
-
-def _retrieve_error(task: "asyncio.Task[None]") -> None:
-    """An error is raised where the result is needed; a request that is dropped before needs none."""
-    if not task.cancelled():
-        task.exception()
 
 
 class KvReceiver:

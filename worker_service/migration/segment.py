@@ -16,8 +16,8 @@ import mmap
 import os
 import secrets
 import stat
-import sys
 import weakref
+from contextlib import ExitStack
 
 from penstock.types.workers import KvChunk, KvLayout, SharedSegment
 
@@ -31,21 +31,14 @@ class NotShared(Exception):
     """Memory cannot be shared: KV moves in messages."""
 
 
-def supported() -> bool:
-    """Whether this system has sealed files in memory."""
-    return sys.platform == "linux" and hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
-
-
 class SourceSegment:
     """A segment of `slots` slots of `slot_bytes`, writable here. Its memory stays while arrays of it are in use."""
 
     def __init__(self, slot_bytes: int, slots: int) -> None:
         """Raises:
-        NotShared: This system cannot share memory, there is none, or the segment would be too large.
+        NotShared: There is no memory, or the segment would be too large.
         """
         size = HEADER_BYTES + slot_bytes * slots
-        if not supported():
-            raise NotShared("this system has no sealed files in memory")
         if slot_bytes < 1 or slots < 1 or size > MAX_SEGMENT_BYTES:
             raise NotShared(f"{slots} slots of {slot_bytes} bytes are not within {MAX_SEGMENT_BYTES} bytes")
         secret = secrets.token_bytes(SECRET_BYTES)
@@ -60,16 +53,14 @@ class SourceSegment:
         self._memory[:SECRET_BYTES] = secret
         self.slot_bytes = slot_bytes
         self.address = SharedSegment(os.getpid(), descriptor, size, secret)
-        self._free = list(range(slots))
-        self._used: list[int] = []
+        self._slots, self._taken, self._given_back = slots, 0, 0  # slots are taken and given back in turn
 
     def take(self) -> int | None:
         """The offset of a free slot, which is in use now; None if there is none."""
-        if not self._free:
+        if self._taken - self._given_back == self._slots:
             return None
-        slot = self._free.pop(0)
-        self._used.append(slot)
-        return HEADER_BYTES + slot * self.slot_bytes
+        self._taken += 1
+        return HEADER_BYTES + (self._taken - 1) % self._slots * self.slot_bytes
 
     def memory(self, offset: int, size_bytes: int) -> memoryview:
         """The memory of a chunk that begins at a slot's offset."""
@@ -77,7 +68,7 @@ class SourceSegment:
 
     def give_back(self) -> None:
         """Free the slot that was taken first: the target has read it, and it reads in order."""
-        self._free.append(self._used.pop(0))
+        self._given_back += 1
 
     def close(self) -> None:
         """Close the file: no other process can open it any more. Idempotent."""
@@ -91,8 +82,6 @@ class TargetSegment:
         """Raises:
         NotShared: There is no such segment on this host, or it is not what was announced.
         """
-        if not supported():
-            raise NotShared("this system has no sealed files in memory")
         if not HEADER_BYTES < address.size_bytes <= MAX_SEGMENT_BYTES or len(address.secret) != SECRET_BYTES:
             raise NotShared("not the address of a segment")
         try:
@@ -116,20 +105,17 @@ class TargetSegment:
 def _mapped(address: SharedSegment) -> mmap.mmap:
     """Map the file at `address`, if it is a sealed one of this user and of that size."""
     path = f"/proc/{address.process_id:d}/fd/{address.descriptor:d}"
-    place = os.open(path, os.O_PATH | os.O_CLOEXEC)  # opens nothing yet: it may be a device, or a pipe that waits
-    try:
+    with ExitStack() as stack:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)  # opens nothing yet: it may be a device, or a pipe that waits
+        stack.callback(os.close, place)
         status = os.fstat(place)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_size != address.size_bytes:
             raise ValueError("another kind of file")
         descriptor = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-                raise ValueError("it may shrink")
-            return mmap.mmap(descriptor, address.size_bytes, access=mmap.ACCESS_READ)
-        finally:
-            os.close(descriptor)
-    finally:
-        os.close(place)
+        stack.callback(os.close, descriptor)
+        if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            raise ValueError("it may shrink")
+        return mmap.mmap(descriptor, address.size_bytes, access=mmap.ACCESS_READ)
 
 
 def opened(address: SharedSegment | None) -> TargetSegment | None:

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Protocol
 
 from opentelemetry.metrics import Meter
 
@@ -16,6 +17,8 @@ from penstock.types.workers import (
     MoveReport,
     NotMoved,
     RoundCopied,
+    ToSource,
+    ToTarget,
     TransferAccepted,
     TransferClosing,
     TransferFailed,
@@ -25,12 +28,25 @@ from penstock.worker_service.engine.interface import KvTransferring
 from penstock.worker_service.migration import source
 from penstock.worker_service.migration.bandwidth import BandwidthEstimate
 from penstock.worker_service.migration.outgoing import OutgoingChunks
-from penstock.worker_service.migration.wire import Dial, Wire
 
 _log = logging.getLogger(__name__)
 
 ANSWER_S = 5.0  # a peer that is silent for this long counts as lost
 MAX_TRANSFER_S = 120.0  # limit of a whole move, the wait for the transfer ahead of it at the source included
+
+
+class Wire(Protocol):
+    """A stream to a target. Its methods raise Unavailable when it is broken."""
+
+    async def send(self, message: ToTarget) -> None: ...
+
+    def answers(self) -> AsyncIterator[ToSource]:
+        """The messages of the target, until the stream ends."""
+        ...
+
+
+Dial = Callable[[str], AbstractAsyncContextManager[Wire]]
+"""Opens a stream to the target at an address; leaving the context closes it."""
 
 
 class KvSender:
@@ -65,19 +81,17 @@ class KvSender:
         if len(self._under_way) >= self._max_transfers:
             yield NotMoved(f"{self._max_transfers} transfers are already active here")
             return
-        shares = self._shares_memory
-        transfer = _Transfer(self._engine, self._dial, request_id, transfer_id, address, shares_memory=shares)
+        transfer = _Transfer(
+            self._engine, self._dial, request_id, transfer_id, address, shares_memory=self._shares_memory
+        )
         task = asyncio.create_task(transfer.run(), name=f"move {request_id}")
         self._under_way[request_id] = task
         task.add_done_callback(lambda _: self._under_way.pop(request_id, None))
         try:
-            while True:
-                report = await transfer.reports.get()
-                if not isinstance(report, RoundCopied):
-                    self._count(report, transfer)
-                    yield report
-                    return
+            while isinstance(report := await transfer.reports.get(), RoundCopied):
                 yield report
+            self._count(report, transfer)
+            yield report
         finally:
             transfer.events.put_nowait(source.Cancelled())
 
@@ -111,7 +125,6 @@ class _Transfer:
         self._chunks = OutgoingChunks(self._layout)
         self._state = source.SourceState()
         self._stopped_at = 0.0
-        self._offset = 0
         self.events: asyncio.Queue[source.SourceEvent] = asyncio.Queue()
         self.reports: asyncio.Queue[MoveReport] = asyncio.Queue()
         self.sent_bytes = 0
@@ -153,7 +166,12 @@ class _Transfer:
             with suppress(TimeoutError):
                 async with asyncio.timeout(ANSWER_S):
                     event = await self.events.get()
-            self._note(event)
+            match event:
+                case TransferAccepted():
+                    self._chunks.accepted(event.shares_segment)
+                    self._accepted_at = time.monotonic()
+                case ChunkReceived():
+                    self._chunks.received()
             self._state, effects = source.advance(self._state, event, self._chunks.blocks)
             try:
                 for effect in effects:
@@ -162,14 +180,6 @@ class _Transfer:
                 if self._state.over:  # the request ended before it could be handed over or resumed
                     self.reports.put_nowait(NotMoved(str(error)))
                 self.events.put_nowait(TransferFailed(str(error)))
-
-    def _note(self, event: source.SourceEvent) -> None:
-        match event:
-            case TransferAccepted():
-                self._chunks.accepted(event.shares_segment)
-                self._accepted_at = time.monotonic()
-            case ChunkReceived():
-                self._chunks.received()
 
     async def _perform(self, effect: source.SourceEffect, wire: Wire) -> None:
         engine, request_id = self._engine, self._request_id
@@ -191,15 +201,12 @@ class _Transfer:
                 await wire.send(TransferClosing(stopped.tokens, chunks[-1] if chunks else None))
                 self.sent_bytes += stopped.data.nbytes
             case source.Delete():
-                self._offset = (await engine.leave(request_id)).offset
+                left = await engine.leave(request_id)
+                self.reports.put_nowait(HandedOver(left.offset, time.monotonic() - self._stopped_at))
             case source.Resume():
                 await engine.resume(request_id)
             case source.TellRound(number, blocks):
                 self.copied_bytes, self.copied_s = self.sent_bytes, time.monotonic() - self._accepted_at
                 self.reports.put_nowait(RoundCopied(number, blocks, self.sent_bytes))
-            case source.TellHandedOver():
-                self.reports.put_nowait(HandedOver(self._offset, time.monotonic() - self._stopped_at))
-            case source.TellFailed(reason):
-                self.reports.put_nowait(NotMoved(reason))
-            case source.HangUp():
-                pass  # the stream is closed when the state machine has ended
+            case NotMoved():
+                self.reports.put_nowait(effect)

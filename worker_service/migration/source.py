@@ -12,7 +12,7 @@ only after it runs there. In CLOSING a cancellation waits for the target's respo
 import enum
 from dataclasses import dataclass, replace
 
-from penstock.types.workers import ChunkReceived, TransferAccepted, TransferCommitted, TransferFailed
+from penstock.types.workers import ChunkReceived, NotMoved, TransferAccepted, TransferCommitted, TransferFailed
 
 WINDOW = 2  # chunks in flight: bounds memory on both sides, and keeps the connection busy while one is written
 LAST_BLOCKS = 1  # this few full blocks need no further round
@@ -82,12 +82,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete the request; its stream ends with HandedOver."""
-
-
-@dataclass(frozen=True, slots=True)
-class HangUp:
-    """Close the stream to the target."""
+    """Delete the request, which the target runs: its stream ends with HandedOver, and so does the report to the router."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +93,15 @@ class TellRound:
     blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class TellHandedOver:
-    """Tell the router that the target runs the request."""
-
-
-@dataclass(frozen=True, slots=True)
-class TellFailed:
-    reason: str
-
-
-SourceEffect = (
-    Measure | SendChunk | StopAndSendRest | Resume | Delete | HangUp | TellRound | TellHandedOver | TellFailed
-)
+SourceEffect = Measure | SendChunk | StopAndSendRest | Resume | Delete | TellRound | NotMoved
+"""NotMoved is sent to the router."""
 
 
 def advance(state: SourceState, event: SourceEvent, chunk_blocks: int) -> tuple[SourceState, list[SourceEffect]]:
-    """The next state, and the effects in order. chunk_blocks: limit of blocks per chunk. Late events have no effect."""
+    """The next state, and the effects in order. chunk_blocks: limit of blocks per chunk. Late events have no effect.
+
+    The stream to the target is closed once the state is over.
+    """
     match state.phase, event:
         case SourcePhase.OPENING, TransferAccepted(present=present):
             return replace(state, phase=SourcePhase.COPYING, sent=present, received=present, goal=present), [Measure()]
@@ -137,12 +124,12 @@ def advance(state: SourceState, event: SourceEvent, chunk_blocks: int) -> tuple[
             count = min(chunk_blocks, now.goal - now.sent)
             return replace(now, sent=now.sent + count), [SendChunk(now.sent, count)]
         case SourcePhase.CLOSING, TransferCommitted():
-            return replace(state, phase=SourcePhase.HANDED_OVER), [Delete(), TellHandedOver()]
+            return replace(state, phase=SourcePhase.HANDED_OVER), [Delete()]
         case SourcePhase.CLOSING, TransferFailed(reason):
-            return replace(state, phase=SourcePhase.FAILED), [HangUp(), Resume(), TellFailed(reason)]
+            return replace(state, phase=SourcePhase.FAILED), [Resume(), NotMoved(reason)]
         case ((SourcePhase.OPENING | SourcePhase.COPYING), TransferFailed(reason)):
-            return replace(state, phase=SourcePhase.FAILED), [HangUp(), TellFailed(reason)]
+            return replace(state, phase=SourcePhase.FAILED), [NotMoved(reason)]
         case ((SourcePhase.OPENING | SourcePhase.COPYING), Cancelled()):
-            return replace(state, phase=SourcePhase.FAILED), [HangUp(), TellFailed("cancelled")]
+            return replace(state, phase=SourcePhase.FAILED), [NotMoved("cancelled")]
         case _:
             return state, []

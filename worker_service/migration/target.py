@@ -1,9 +1,9 @@
 """The state machine of a migration target. No I/O.
 
-    AWAITING --opened--> RESERVING --reserved--> RECEIVING --closed--> ENTERING --entered--> RUNNING
-        |                    |                       |                     |                    |
-        +---------+----------+-----------+-----------+---------+-----------+                    | the router leaves
-                                         +--> DROPPED <-----------------------------------------+
+    AWAITING --opened--> RECEIVING --closed--> ENTERING --entered--> RUNNING
+        |                    |                     |                    |
+        +---------+----------+---------+-----------+                    | the router leaves
+                                       +--> DROPPED <-------------------+
 
 A transfer exists here only while the stream of the router is open: a request that runs here has a stream that is read, and
 ends with it. The loss of the source ends the transfer before its closing has arrived; after that, the request is complete
@@ -13,43 +13,15 @@ here, and the router decides which side it reads.
 import enum
 from dataclasses import dataclass
 
+from penstock.types.workers import KvChunk, ToTarget, TransferClosing, TransferFailed, TransferOpening
+
 
 class TargetPhase(enum.Enum):
     AWAITING = "awaiting"
-    RESERVING = "reserving"
     RECEIVING = "receiving"
     ENTERING = "entering"
     RUNNING = "running"
     DROPPED = "dropped"
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """The source has opened the transfer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    """Blocks are reserved; the first `present` contain the prefix of the sequence."""
-
-    present: int
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkCame:
-    blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A chunk of this many blocks has been written."""
-
-    blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """The source has paused the request and sent everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,32 +46,28 @@ class RouterLost:
     """The router's stream has ended."""
 
 
-TargetEvent = Opened | Reserved | ChunkCame | Written | Closed | Entered | Refused | SourceLost | RouterLost
+TargetEvent = ToTarget | Entered | Refused | SourceLost | RouterLost
 
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Match the prefix and reserve blocks."""
+    """Match the prefix, reserve blocks, and tell the source how many are present."""
 
-
-@dataclass(frozen=True, slots=True)
-class TellAccepted:
-    present: int
+    opening: TransferOpening
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Write the received chunk."""
+    """Write a chunk, and tell the source."""
 
-
-@dataclass(frozen=True, slots=True)
-class TellReceived:
-    blocks: int
+    chunk: KvChunk
 
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """Start the request in the engine."""
+    """Start the request in the engine: the source has paused it and sent everything."""
+
+    closing: TransferClosing
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,49 +86,41 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class TellRefused:
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class EndReply:
     """End the stream to the router: the request will not arrive."""
 
     reason: str
 
 
-TargetEffect = (
-    Reserve | TellAccepted | Write | TellReceived | Enter | TellCommitted | Release | Abort | TellRefused | EndReply
-)
+TargetEffect = Reserve | Write | Enter | TellCommitted | Release | Abort | TransferFailed | EndReply
+"""TransferFailed is sent to the source."""
 
 
 def advance(phase: TargetPhase, event: TargetEvent) -> tuple[TargetPhase, list[TargetEffect]]:
     """The next phase, and the effects in order. Late or unexpected events have no effect, or are refused."""
     match phase, event:
-        case TargetPhase.AWAITING, Opened():
-            return TargetPhase.RESERVING, [Reserve()]
-        case TargetPhase.RESERVING, Reserved(present):
-            return TargetPhase.RECEIVING, [TellAccepted(present)]
-        case TargetPhase.RECEIVING, ChunkCame():
-            return phase, [Write()]
-        case TargetPhase.RECEIVING, Written(blocks):
-            return phase, [TellReceived(blocks)]
-        case TargetPhase.RECEIVING, Closed():
-            return TargetPhase.ENTERING, [Enter()]
+        case TargetPhase.AWAITING, TransferOpening():
+            return TargetPhase.RECEIVING, [Reserve(event)]
+        case TargetPhase.RECEIVING, KvChunk():
+            return phase, [Write(event)]
+        case TargetPhase.RECEIVING, TransferClosing():
+            return TargetPhase.ENTERING, [Enter(event)]
+        case TargetPhase.RECEIVING, TransferOpening():
+            return advance(phase, Refused("opened twice"))
         case TargetPhase.ENTERING, Entered():
             return TargetPhase.RUNNING, [TellCommitted()]
-        case ((TargetPhase.RESERVING | TargetPhase.RECEIVING | TargetPhase.ENTERING), Refused(reason)):
-            return TargetPhase.DROPPED, [Release(), TellRefused(reason), EndReply(reason)]
-        case ((TargetPhase.RESERVING | TargetPhase.RECEIVING), SourceLost()):
+        case ((TargetPhase.RECEIVING | TargetPhase.ENTERING), Refused(reason)):
+            return TargetPhase.DROPPED, [Release(), TransferFailed(reason), EndReply(reason)]
+        case TargetPhase.RECEIVING, SourceLost():
             return TargetPhase.DROPPED, [Release(), EndReply("the source ended the transfer")]
         case TargetPhase.AWAITING, SourceLost():
             return TargetPhase.DROPPED, [EndReply("no transfer came")]
         case TargetPhase.AWAITING, RouterLost():
             return TargetPhase.DROPPED, []
-        case ((TargetPhase.RESERVING | TargetPhase.RECEIVING), RouterLost()):
-            return TargetPhase.DROPPED, [Release(), TellRefused("the router no longer expects it")]
+        case TargetPhase.RECEIVING, RouterLost():
+            return TargetPhase.DROPPED, [Release(), TransferFailed("the router no longer expects it")]
         case TargetPhase.ENTERING, RouterLost():
-            return TargetPhase.DROPPED, [Abort(), TellRefused("the router no longer expects it")]
+            return TargetPhase.DROPPED, [Abort(), TransferFailed("the router no longer expects it")]
         case TargetPhase.RUNNING, RouterLost():
             return TargetPhase.DROPPED, [Abort()]
         case _:

@@ -7,7 +7,7 @@ for itself, from the records that its tier publishes.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.services.domain.instances import InstanceRecord, Load
+from penstock.services.domain.instances import Load
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.domain.stages.bidding import Sender
 from penstock.services.domain.stages.layout import StageLayout
@@ -87,12 +87,10 @@ class StageTracker:
         request = self._requests.get(request_id)
         if request is None or now < request.quiet_until:
             return None
-        reason = self._reason(request_id, request.tokens)
-        if reason is None:
-            self._withdraw(request_id)
-            return None
-        request.quiet_until = now + ADVICE_PAUSE_S
-        if reason is not MoveReason.DRAINING and not self._pays(request, reason):
+        reason, candidates = self._destination(request_id, request.tokens)
+        if reason is not None:
+            request.quiet_until = now + ADVICE_PAUSE_S
+        if reason is None or not self._pays(request, candidates):
             self._withdraw(request_id)
             return None
         self._sender.offer(request_id, request.tokens)
@@ -101,47 +99,40 @@ class StageTracker:
     def look(self, load: Load, now: float) -> None:
         """Update the stage from the plan, refine the boundary if it is time, and check for overload."""
         self._outlier = None
-        others = {r.instance_id: r for r in self._view.workers(self._tier) if r.instance_id != self._instance_id}
-        self._others = {i: record.place for i, record in others.items()}
+        others = [record for record in self._view.workers(self._tier) if record.instance_id != self._instance_id]
+        self._others = {record.instance_id: record.place for record in others}
+        loads = {record.instance_id: record.load for record in others if record.load is not None}
         plan = self._view.plan
         tier = plan.tier(self._tier) if plan is not None else None
         self._qoe = tier.qoe if tier is not None else None
         if self._qoe is not None:
             self._batch = BatchLoad.of(load.in_flight)
-            self._batches = {i: BatchLoad.of(r.load.in_flight) for i, r in others.items() if r.load is not None}
+            self._batches = {i: BatchLoad.of(other.in_flight) for i, other in loads.items()}
         if tier is None or not tier.stages:
             self.place = self._layout = None
             return
         self._take_place(StageLayout(tier.stages), now)
-        self._refine(tier, others, load, now)
-        self._compare(others, load, now)
+        self._refine(tier, loads, load, now)
+        self._compare(loads, load, now)
 
-    def _reason(self, request_id: str, tokens: int) -> MoveReason | None:
+    def _destination(self, request_id: str, tokens: int) -> tuple[MoveReason | None, Sequence[str]]:
+        """Why a request should move, if it should, and to which instances a move must pay."""
         place, others = self.place, self._others
         if self.draining:
-            return MoveReason.DRAINING if others else None
-        if place is None:
-            return None
-        if tokens >= place.to_tokens and outgrown_to(others, place.stage, tokens):
-            return MoveReason.RANGE_CROSSED
-        return MoveReason.OVERLOADED if request_id == self._outlier else None
+            return MoveReason.DRAINING if others else None, ()
+        if place is not None and tokens >= place.to_tokens and (further := outgrown_to(others, place.stage, tokens)):
+            return MoveReason.RANGE_CROSSED, further
+        if place is not None and request_id == self._outlier:
+            return MoveReason.OVERLOADED, peers(others, place.stage)
+        return None, ()
 
-    def _pays(self, request: _TrackedRequest, reason: MoveReason) -> bool:
-        """Whether a move saves more time than it takes."""
+    def _pays(self, request: _TrackedRequest, candidates: Sequence[str]) -> bool:
+        """Whether a move saves more time than it takes, as far as that and the load of the candidates are known."""
         takes_s = self._move_s(request.tokens)
-        if takes_s is None or self._qoe is None or self.place is None:
-            return True
-        candidates = self._candidates(request.tokens, reason)
         there = [self._batches[i] for i in candidates if i in self._batches]
-        if not there:
-            return True  # the load of none of them is known
+        if takes_s is None or self._qoe is None or not there:
+            return True
         return worth_moving(InFlight(request.tokens, request.input_tokens), self._batch, there, self._qoe, takes_s)
-
-    def _candidates(self, tokens: int, reason: MoveReason) -> Sequence[str]:
-        assert self.place is not None
-        if reason is MoveReason.RANGE_CROSSED:
-            return outgrown_to(self._others, self.place.stage, tokens)
-        return peers(self._others, self.place.stage)
 
     def _take_place(self, layout: StageLayout, now: float) -> None:
         current = {i: place.stage if place is not None else None for i, place in self._others.items()}
@@ -153,13 +144,13 @@ class StageTracker:
             self._boundary, self._refined_at = float(planned.to_tokens), now
         self._layout = layout
 
-    def _refine(self, tier: TierPlan, others: dict[str, InstanceRecord], load: Load, now: float) -> None:
+    def _refine(self, tier: TierPlan, loads: dict[str, Load], load: Load, now: float) -> None:
         assert self.place is not None
         if tier.qoe is None or now - self._refined_at < self._refine_s:
             return
         self._refined_at = now
         next_stage = successors(self._others, self.place.stage)
-        in_flight = [record_load.in_flight for i in next_stage if (record_load := others[i].load) is not None]
+        in_flight = [loads[i].in_flight for i in next_stage if i in loads]
         if not in_flight:
             return
         self._boundary = refine(
@@ -172,13 +163,9 @@ class StageTracker:
         )
         self.place = replace(self.place, to_tokens=round(self._boundary))
 
-    def _compare(self, others: dict[str, InstanceRecord], load: Load, now: float) -> None:
+    def _compare(self, loads: dict[str, Load], load: Load, now: float) -> None:
         assert self.place is not None
-        demands = [
-            record_load.tokens
-            for i in peers(self._others, self.place.stage)
-            if (record_load := others[i].load) is not None
-        ]
+        demands = [loads[i].tokens for i in peers(self._others, self.place.stage) if i in loads]
         excess = excess_tokens(load.tokens - self._sender.tokens, demands)
         movable = {i: h.tokens for i, h in self._requests.items() if i not in self._sender and now >= h.quiet_until}
         self._outlier = to_hand_over(movable, excess)

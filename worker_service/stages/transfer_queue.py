@@ -12,30 +12,14 @@ from opentelemetry.metrics import Meter
 
 from penstock.services.domain.instances import Load
 from penstock.services.domain.stages.bidding import Ask, Bid, Go, Receiver, RefusalReason, Sender, TransferSlots
+from penstock.worker_service.engine.interface import Engine, KvTransferring
 
 ROUND_S = 0.02  # requests with busy senders are tried again after this long
 TOKENS_PER_S = 100_000.0  # of a transfer, about: it only affects the order of bids
 
 
-class Won:
-    """A request in the receiver's queue."""
-
-    def __init__(self, transfers: "TransferQueue", ask: Ask) -> None:
-        self._transfers, self._ask = transfers, ask
-        self._turns: asyncio.Queue[bool] = asyncio.Queue()
-
-    async def turn(self) -> bool:
-        """Wait until the transfer should start; return whether the request is starving."""
-        return await self._turns.get()
-
-    def give_turn(self, starving: bool) -> None:
-        self._turns.put_nowait(starving)
-
-    def sender_busy(self) -> None:
-        self._transfers.sender_busy(self._ask)
-
-    def started(self) -> None:
-        self._transfers.started(self._ask)
+Turns = asyncio.Queue[bool]
+"""When the transfer of a request should start; whether the request is starving."""
 
 
 class TransferQueue:
@@ -46,19 +30,16 @@ class TransferQueue:
         instance_id: str,
         slots: TransferSlots,
         sender: Sender,
+        engine: Engine,
         load: Callable[[], Load],
         meter: Meter,
         *,
-        model_digest: str,
-        kv_block_tokens: int,
         max_running: int,
-        can_receive: bool,
         tier: str,
     ) -> None:
-        self._receiver, self._sender, self._slots = Receiver(instance_id, slots), sender, slots
-        self._load, self._digest, self._block_tokens = load, model_digest, kv_block_tokens
-        self._max_running, self._can_receive = max_running, can_receive
-        self._won: dict[str, Won] = {}
+        self._receiver, self._sender = Receiver(instance_id, slots), sender
+        self._engine, self._load, self._max_running = engine, load, max_running
+        self._won: dict[str, Turns] = {}
         self._waiting: dict[str, asyncio.Future[None]] = {}  # starving requests of this sender
         self._again: asyncio.TimerHandle | None = None
         self._labels = {"penstock.tier": tier}
@@ -81,7 +62,7 @@ class TransferQueue:
         return bid
 
     @contextmanager
-    def won(self, ask: Ask, model_digest: str, *, draining: bool) -> Iterator[Won | RefusalReason]:
+    def won(self, ask: Ask, model_digest: str, *, draining: bool) -> Iterator[Turns | RefusalReason]:
         """Queue a request after this instance was chosen, as long as the context lasts; gives a reason if it is refused."""
         load = self._load()
         reason = self._unfit(load, model_digest, draining=draining) or self._receiver.confirm(
@@ -91,10 +72,10 @@ class TransferQueue:
             self._refuse(reason)
             yield reason
             return
-        won = self._won[ask.request_id] = Won(self, ask)
+        turns = self._won[ask.request_id] = Turns()
         try:
             self._pump()
-            yield won
+            yield turns
         finally:
             del self._won[ask.request_id]
             self._receiver.ended(ask.request_id)
@@ -142,12 +123,12 @@ class TransferQueue:
             if not (waiting := self._waiting[request_id]).done():  # otherwise it was cancelled and is being removed
                 waiting.set_result(None)
         while (turn := self._receiver.next()) is not None:
-            self._won[turn.ask.request_id].give_turn(turn.starving)
+            self._won[turn.ask.request_id].put_nowait(turn.starving)
 
     def _unfit(self, load: Load, model_digest: str, *, draining: bool) -> RefusalReason | None:
-        if not self._can_receive:
+        if not isinstance(self._engine, KvTransferring):
             return RefusalReason.CANNOT_RECEIVE
-        if model_digest != self._digest:
+        if model_digest != self._engine.info.model_digest:
             return RefusalReason.OTHER_MODEL
         if draining:
             return RefusalReason.DRAINING
@@ -155,7 +136,7 @@ class TransferQueue:
         return RefusalReason.BATCH_FULL if full else None
 
     def _idle_tokens(self, load: Load) -> int:
-        return load.free_kv_blocks * self._block_tokens
+        return load.free_kv_blocks * self._engine.info.kv_block_tokens
 
     def _refuse(self, reason: RefusalReason) -> None:
         self._refusals.add(1, self._labels | {"penstock.reason": reason.value})

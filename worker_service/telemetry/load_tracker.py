@@ -2,14 +2,36 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
-from opentelemetry.metrics import CallbackOptions, Meter, Observation
+from opentelemetry.metrics import Meter, Observation
 
 from penstock.services.domain.instances import Load
 from penstock.types.mesh_status import Drafting
 from penstock.worker_service.engine.interface import Engine, Speculating, StepPredicting
+from penstock.worker_service.migration.bandwidth import BandwidthEstimate
 
 _Observe = Callable[[], Iterable[Observation]]
+
+OF_LOAD: tuple[tuple[str, str, str, Callable[[Load], float]], ...] = (
+    ("penstock.worker.running", "{request}", "Requests that hold KV.", lambda load: len(load.running_tokens)),
+    ("penstock.worker.queued", "{request}", "Requests waiting for KV.", lambda load: len(load.queued_tokens)),
+    ("penstock.worker.kv_blocks.free", "{block}", "KV blocks that are not held.", lambda load: load.free_kv_blocks),
+    (
+        "penstock.worker.kv_tokens.cached",
+        "{token}",
+        "Tokens of finished requests whose KV can be reused.",
+        lambda load: load.cached_tokens,
+    ),
+    ("penstock.worker.output_rate", "{token}/s", "Output tokens per second.", lambda load: load.output_tokens_per_s),
+    (
+        "penstock.worker.kv_bandwidth",
+        "By/s",
+        "Rate at which KV moves to another worker; 0 while unknown.",
+        lambda load: load.kv_bytes_per_s,
+    ),
+)
+"""Gauges of the load: name, unit, description, value."""
 
 
 class LoadTracker:
@@ -17,30 +39,10 @@ class LoadTracker:
 
     def __init__(self, engine: Engine, meter: Meter, tier: str) -> None:
         self._engine, self._labels, self._meter = engine, {"penstock.tier": tier}, meter
-        self.kv_bytes_per_s: Callable[[], float] = lambda: 0.0
-        """At which rate KV moves from here; 0 while unknown."""
-        self._of_load(
-            "penstock.worker.running", "{request}", "Requests that hold KV.", lambda load: len(load.running_tokens)
-        )
-        self._of_load(
-            "penstock.worker.queued", "{request}", "Requests waiting for KV.", lambda load: len(load.queued_tokens)
-        )
-        self._of_load(
-            "penstock.worker.kv_blocks.free",
-            "{block}",
-            "KV blocks that are not held.",
-            lambda load: load.free_kv_blocks,
-        )
-        about = "Tokens of finished requests whose KV can be reused."
-        self._of_load("penstock.worker.kv_tokens.cached", "{token}", about, lambda load: load.cached_tokens)
-        self._of_load(
-            "penstock.worker.output_rate",
-            "{token}/s",
-            "Output tokens per second.",
-            lambda load: load.output_tokens_per_s,
-        )
-        about = "Rate at which KV moves to another worker; 0 while unknown."
-        self._of_load("penstock.worker.kv_bandwidth", "By/s", about, lambda load: load.kv_bytes_per_s)
+        self.bandwidth = BandwidthEstimate()
+        """At which rate KV moves from here."""
+        for name, unit, description, read in OF_LOAD:
+            self._gauge(name, unit, description, partial(self._of_load, read))
         if engine.steps is not None:
             self._counter("penstock.worker.steps", "{step}", "", lambda: [self._observed(engine.steps or 0)])
         if isinstance(engine, StepPredicting) and engine.latency_correction is not None:
@@ -84,20 +86,16 @@ class LoadTracker:
         self._gauge("penstock.worker.draft_acceptance", "", about, share)
 
     def load(self) -> Load:
-        return replace(self._engine.load(), kv_bytes_per_s=self.kv_bytes_per_s())
+        return replace(self._engine.load(), kv_bytes_per_s=self.bandwidth.bytes_per_s)
 
-    def _of_load(self, name: str, unit: str, description: str, read: Callable[[Load], float]) -> None:
-        self._gauge(name, unit, description, lambda: [self._observed(read(self.load()))])
+    def _of_load(self, read: Callable[[Load], float]) -> Iterable[Observation]:
+        yield self._observed(read(self.load()))
 
     def _gauge(self, name: str, unit: str, description: str, observe: _Observe) -> None:
-        self._meter.create_observable_gauge(name, [_callback(observe)], unit=unit, description=description)
+        self._meter.create_observable_gauge(name, [lambda _: observe()], unit=unit, description=description)
 
     def _counter(self, name: str, unit: str, description: str, observe: _Observe) -> None:
-        self._meter.create_observable_counter(name, [_callback(observe)], unit=unit, description=description)
+        self._meter.create_observable_counter(name, [lambda _: observe()], unit=unit, description=description)
 
     def _observed(self, value: float, labels: dict[str, str] | None = None) -> Observation:
         return Observation(value, self._labels | (labels or {}))
-
-
-def _callback(observe: _Observe) -> Callable[[CallbackOptions], Iterable[Observation]]:
-    return lambda _: observe()
