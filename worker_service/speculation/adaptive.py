@@ -59,22 +59,13 @@ class SpeculatingModel:
         return cls(name, model, Estimate(Acceptance(max_window), cost, passes))
 
 
-@dataclass(frozen=True, slots=True)
-class _Drafted:
-    """A proposal of the current step. model: the last one of the chain. window: how long it could have been; tokens: how long
-    it is."""
-
-    model: SpeculatingModel
-    window: int
-    tokens: int
-
-
 @dataclass(slots=True)
 class _Draft:
-    """A draft on its way through a chain. level: the model of the chain whose tokens it has."""
+    """A draft on its way through a chain, then the proposal of a step. model: the one whose tokens it has. window: how many
+    there could have been."""
 
     request: DraftRequest
-    level: int
+    model: SpeculatingModel
     window: int
     tokens: Seq[int]
 
@@ -89,7 +80,7 @@ class AdaptiveDrafter:
         self.models, self._now = list(models), now
         self.chooser = Chooser(target, [model.estimate for model in models], max_window)
         self.failures, self.current = 0, NO_DRAFTS
-        self._drafted: dict[str, _Drafted] = {}
+        self._drafted: dict[str, _Draft] = {}  # in the current step
         self._lengths = dict[str, int]()  # of running replies: output tokens at their last draft
         self._mean_length = float(FIRST_LENGTH)
 
@@ -105,8 +96,10 @@ class AdaptiveDrafter:
         replies, chooser = len(requests), self.chooser
         chooser.prompts = sum(len(r.tokens) - r.offset for r in requests) / (replies * self._mean_length)
         current = chooser.choose(replies, lambda m: self._prompt_tokens(self.models[m].model, requests))
-        self.current = self._named(current)
-        if current is not None:
+        if current is None:
+            self.current = NO_DRAFTS
+        else:
+            self.current = tuple(self.models[m].name for m in current.chain), current.window
             self._draft(requests, range(replies), current, chooser.least(replies), proposals, began_s)
         at = 0
 
@@ -129,7 +122,7 @@ class AdaptiveDrafter:
             if drafted is None:
                 continue
             # Where less was verified than drafted (no room, or an end token), nothing is known of what follows.
-            window = drafted.window if verified == drafted.tokens else verified
+            window = drafted.window if verified == len(drafted.tokens) else verified
             drafted.model.estimate.acceptance.observe(window, verified, accepted, step.replies)
             drafted.model.verified += verified
             drafted.model.accepted += accepted
@@ -139,11 +132,6 @@ class AdaptiveDrafter:
             self._mean_length += SMOOTHING * (length - self._mean_length)
         for speculating in self.models:
             speculating.model.forget(request_id)
-
-    def _named(self, candidate: ChainCandidate | None) -> tuple[tuple[str, ...], int]:
-        if candidate is None:
-            return NO_DRAFTS
-        return tuple(self.models[m].name for m in candidate.chain), candidate.window
 
     @staticmethod
     def _prompt_tokens(model: DraftingModel, requests: Seq[DraftRequest]) -> int:
@@ -165,17 +153,16 @@ class AdaptiveDrafter:
             return
         chain = [self.models[m] for m in candidate.chain]
         drafts = self._first(chain[0], [requests[i] for i in chosen], candidate, least, began_s, len(requests))
-        for level, (lower, upper) in enumerate(itertools.pairwise(chain), 1):
-            verifiable = [draft for draft in drafts if draft.level == level - 1]
-            if not verifiable or not self._verified(level, lower, upper, verifiable, len(requests)):
+        for lower, upper in itertools.pairwise(chain):
+            verifiable = [draft for draft in drafts if draft.model is lower]
+            if not verifiable or not self._verified(lower, upper, verifiable, len(requests)):
                 break  # what the models below propose, if anything, goes to the target
         by_id = {draft.request.request_id: draft for draft in drafts}
         for i in chosen:
             draft = by_id.get(requests[i].request_id)
             if draft is not None and draft.tokens:
                 proposals[i] = draft.tokens
-                drafted = _Drafted(chain[draft.level], draft.window, len(draft.tokens))
-                self._drafted[draft.request.request_id] = drafted
+                self._drafted[draft.request.request_id] = draft
 
     def _first(
         self,
@@ -200,16 +187,14 @@ class AdaptiveDrafter:
             window = min(candidate.window, request.limit)
             if tokens:
                 room = max(1, request.limit - behind)
-                result.append(_Draft(request, 0, window, tokens[:room] if behind else tokens))
+                result.append(_Draft(request, speculating, window, tokens[:room] if behind else tokens))
             elif tokens is not None:  # the model is unsure of its first token already
                 speculating.estimate.acceptance.observe(window, 0, 0, replies)
         drafted = sum(len(draft) for draft in drafts if draft)
         speculating.estimate.cost.observe(len(requests), drafted, self._now() - began_s)
         return result
 
-    def _verified(
-        self, level: int, lower: SpeculatingModel, upper: SpeculatingModel, drafts: Seq[_Draft], replies: int
-    ) -> bool:
+    def _verified(self, lower: SpeculatingModel, upper: SpeculatingModel, drafts: Seq[_Draft], replies: int) -> bool:
         """Replace drafts by what the next model of the chain draws along them; False if it fails.
 
         A reply of which it has to compute more than a few tokens keeps its draft.
@@ -233,7 +218,7 @@ class AdaptiveDrafter:
             known.observe(count, count, accepted, replies)
             lower.verified, lower.accepted = lower.verified + count, lower.accepted + accepted
             tokens = own[: min(accepted + 1, draft.request.limit)]
-            draft.tokens, draft.window, draft.level = tokens, len(tokens), level
+            draft.tokens, draft.window, draft.model = tokens, len(tokens), upper
             computed += 1 + count
         if computed and upper.estimate.passes is not None:
             upper.estimate.passes.observe(len(drafts), computed, seconds)

@@ -7,7 +7,7 @@ answer, and the pointer moves to the end of the longest match, of several the ne
 is lost: it continues position by position, and little or nothing is proposed, until a token is right or there is a match.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
@@ -38,21 +38,17 @@ class RunAcceptance:
 
     def after(self, run: int) -> float:
         """Probability that the next token is right after `run` right ones, or LOST."""
-        at = self._class(run)
+        at = bisect_right(RUNS, run) - 1
         return self._right[at] / self._counts[at]
 
     def add(self, run: int, *, right: bool) -> None:
         """Count a token."""
-        at = self._class(run)
+        at = bisect_right(RUNS, run) - 1
         self._counts[at] += 1
         self._right[at] += right
         if self._counts[at] >= MAX_COUNT:
             self._counts[at] /= 2
             self._right[at] /= 2
-
-    @staticmethod
-    def _class(run: int) -> int:
-        return next(i for i in range(len(RUNS) - 1, -1, -1) if run >= RUNS[i])
 
 
 class GivenAnswer:

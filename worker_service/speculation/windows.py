@@ -21,25 +21,22 @@ class RowShare:
     """What one more row costs, as a share of a pass with one row: by least squares over the last passes of decodes."""
 
     def __init__(self) -> None:
-        self._count = self._rows = self._seconds = self._rows_squared = self._product = 0.0
+        self._sums = [0.0] * 5
 
     def add(self, rows: int, seconds: float) -> None:
         """Count a pass."""
-        old = 1 - 1 / LAST_PASSES
-        self._count = old * self._count + 1
-        self._rows = old * self._rows + rows
-        self._seconds = old * self._seconds + seconds
-        self._rows_squared = old * self._rows_squared + rows * rows
-        self._product = old * self._product + rows * seconds
+        old, new = 1 - 1 / LAST_PASSES, (1, rows, seconds, rows * rows, rows * seconds)
+        self._sums = [old * total + each for total, each in zip(self._sums, new, strict=True)]
 
     @property
     def value(self) -> float:
         """From 0 to 1; FIRST_SHARE before passes over different numbers of rows were counted."""
-        spread = self._count * self._rows_squared - self._rows**2
-        if self._count < FEWEST_PASSES or spread <= 1e-6 * self._rows**2:
+        count, rows, seconds, rows_squared, product = self._sums
+        spread = count * rows_squared - rows**2
+        if count < FEWEST_PASSES or spread <= 1e-6 * rows**2:
             return FIRST_SHARE
-        row_s = (self._count * self._product - self._rows * self._seconds) / spread
-        one_s = (self._seconds - row_s * (self._rows - self._count)) / self._count
+        row_s = (count * product - rows * seconds) / spread
+        one_s = (seconds - row_s * (rows - count)) / count
         return min(1.0, max(0.0, row_s / one_s)) if one_s > 0 else 1.0
 
 
