@@ -25,7 +25,7 @@ from benchmarks.public_data import DataMissing
 from benchmarks.real_models.prompts import MAX_TOKENS, Task, tasks
 from benchmarks.real_models.records import RUN_S, is_right
 from penstock import AsyncClient, Options
-from penstock.judge_service.scorers.code.sandbox import Sandbox, SandboxLimits
+from penstock.judge_service.scorers.code.sandbox import Sandbox
 from penstock.local.cpu_time import group_cpu_s
 from penstock.local.mesh import LocalMesh
 from penstock.placement.mesh_input import MeshOptions
@@ -69,7 +69,7 @@ def answered() -> dict[tuple[str, str], Answered]:
 
 async def ask(count: int) -> None:
     """Ask what has not been asked yet, of the first `count` prompts."""
-    known, sandbox = answered(), Sandbox(SandboxLimits(RUN_S))
+    known, sandbox = answered(), Sandbox(RUN_S)
     every = [*prompts()][:count]
     passes = [every[at : at + PASS] for at in range(0, len(every), PASS)]
     left = [(m, task) for one in passes for m in ("cascade", "large") for task in one if (m, task.id) not in known]

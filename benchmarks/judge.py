@@ -21,15 +21,15 @@ from models.training.problems import Problem, is_correct
 from penstock.judge_service.calibration import metrics
 from penstock.judge_service.calibration.isotonic import Calibration, held_out_scores
 from penstock.judge_service.clients.tier_client import choice_of
-from penstock.judge_service.scorers.combined.combination import held_out_logits, probability
+from penstock.judge_service.scorers.combined.combination import held_out_logits
 from penstock.judge_service.scorers.confidence import ConfidenceScorer
 from penstock.judge_service.scorers.exact import ExactScorer
-from penstock.judge_service.scorers.judge_model.scorer import BatchOptions, JudgeModelScorer
+from penstock.judge_service.scorers.judge_model.scorer import JudgeModelScorer
 from penstock.judge_service.scorers.llm.grading import NoGrade, expected_grade, grade_question
 from penstock.judge_service.scorers.screened import is_sure
 from penstock.judge_service.scoring.comparison import same
 from penstock.judge_service.scoring.guards import objection
-from penstock.judge_service.scoring.interface import Scorer
+from penstock.judge_service.scoring.interface import Scorer, probability
 from penstock.judge_service.scoring.questions import REPLY_TOKENS, TOP_LOGPROBS
 from penstock.services.clock import SystemClock
 from penstock.services.domain.auc import auc
@@ -155,7 +155,7 @@ def figures_of(
 
 
 def judge_scorer() -> JudgeModelScorer:
-    return JudgeModelScorer(FAMILY / "judge", BatchOptions(32, 4096), threads=1, device="cpu")
+    return JudgeModelScorer(FAMILY / "judge", max_batch=32, max_tokens=4096, threads=1, device="cpu")
 
 
 def tier_figures(tier: str, problems: Seq[Problem], rng: np.random.Generator) -> dict[str, Any]:

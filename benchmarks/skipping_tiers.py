@@ -13,7 +13,6 @@ Then `skipping_under_load`: limits that move with the load, in virtual time.
 Answers and scores are kept in `build/skipping_tiers`; delete them to have them generated again (about 15 CPU minutes).
 """
 
-import asyncio
 import json
 import random
 from collections.abc import Iterable, Sequence
@@ -27,15 +26,14 @@ import yaml
 from benchmarks import report, skipping_under_load
 from benchmarks.skip_rule import cheapest_rule
 from models.training import answers, tasks
+from models.training.data import turn_ids
 from models.training.measure import CONFIDENCE, Calibrations, Costs, Verdicts, heldout_problems, verdicts
 from models.training.problems import Problem
 from penstock.judge_service.calibration.isotonic import Calibration
-from penstock.judge_service.scorers.judge_model.scorer import BatchOptions, JudgeModelScorer
 from penstock.planner_service.question.score_predictor import train
 from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.planner_service.simulator.workload import Bools, Floats, Ints
 from penstock.services.domain.score_prediction import ScorePredictor
-from penstock.types.judging import JudgedAnswer
 from penstock.types.rules import AcceptanceRules
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +42,6 @@ TIERS = ("small", "medium", "large")
 MORE_PROMPTS, SEED = 3500, 4242
 SPLITS, QUICK_SPLITS = 10, 2
 ROUTING_LIMITS = tuple(range(5, 100, 5))  # of direct routing, by predicted score
-BATCH = BatchOptions(64, 16_384)
 
 
 def skips(limits: Sequence[float | None]) -> AcceptanceRules:
@@ -295,7 +292,7 @@ def _answered(tier: str) -> list[dict[str, Any]]:
         by_key = {a.problem.key: a for a in answers.answer_all(FAMILY / tier, tier, problems, threads=1)}
         answered = [by_key[problem.key] for problem in problems]
         own = answers.logprobs_all(FAMILY / tier, answered, threads=1)
-        rows = asyncio.run(_judged(answered))
+        rows = _judged(answered)
         for row, values in zip(rows, own, strict=True):
             row["own_logprobs"] = [round(value, 4) for value in values]
         partial = path.with_suffix(".tmp")
@@ -304,20 +301,16 @@ def _answered(tier: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-async def _judged(answered: Sequence[answers.Answered]) -> list[dict[str, Any]]:
-    scorer = JudgeModelScorer(FAMILY / "judge", BATCH, threads=1, device="cpu")
-    await scorer.start()
-    items = [JudgedAnswer(answers.chat_of(a.problem), a.reply, a.tier) for a in answered]
-    logprobs = scorer.token_logprobs(items)
-    await scorer.close()
+def _judged(answered: Sequence[answers.Answered]) -> list[dict[str, Any]]:
+    logprobs = answers.logprobs_all(FAMILY / "judge", answered, threads=1)
     return [
         {
             "prompt": a.problem.prompt,
             "reply": a.reply,
             "tokens": a.tokens,
             "right": a.correct,
-            "prompt_tokens": prompt_tokens,
+            "prompt_tokens": 1 + len(turn_ids(a.problem)[0]),  # with the token that begins it
             "logprobs": [round(value, 4) for value in values],
         }
-        for a, (prompt_tokens, values) in zip(answered, logprobs, strict=True)
+        for a, values in zip(answered, logprobs, strict=True)
     ]

@@ -2,20 +2,21 @@
 
 import argparse
 import asyncio
-import json
 import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.judge_service.calibration.isotonic import CalibrationError
+from pydantic import StrictBool
+
+from penstock.judge_service.calibration.fitted import CalibrationError
 from penstock.judge_service.compose import read_options
-from penstock.judge_service.scoring.extension import Labels, ScorerSite
+from penstock.judge_service.scoring.extension import Sample, ScorerSite
 from penstock.judge_service.scoring.guards import Guard, objection
 from penstock.judge_service.scoring.interface import RawScore
 from penstock.services.domain.errors import PenstockError
 from penstock.services.extensions.scorers import scorer_problems
-from penstock.services.field_problems import SettingsError, joined
+from penstock.services.field_problems import SettingsError, from_json, joined
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.settings import ServiceSettings
 from penstock.types.judging import JudgedAnswer, LogprobSummary
@@ -25,55 +26,42 @@ from penstock.types.replies import FinishReason
 BATCH = 64
 
 
-class SampleError(Exception):
-    """A bad line in the samples file; the message names it."""
-
-
 @dataclass(frozen=True, slots=True)
-class Samples:
-    """Labelled answers. prompts: the texts, by which answers to one prompt are kept together in cross-validation."""
+class _Row:
+    """A line of a file of samples."""
 
-    answers: list[JudgedAnswer]
-    good: list[bool]
-    prompts: list[str]
+    prompt: str
+    answer: str
+    good: StrictBool
+    tier: str = ""
+    finish_reason: FinishReason = FinishReason.STOP
+    mean_logprob: float | None = None
+    min_logprob: float | None = None
+    reference: str | None = None
 
-    def scored(self, guards: frozenset[Guard]) -> "Samples":
-        """The samples that reach a scorer: those that pass the guards."""
-        rows = [i for i, answer in enumerate(self.answers) if objection(answer, guards) is None]
-        return Samples([self.answers[i] for i in rows], [self.good[i] for i in rows], [self.prompts[i] for i in rows])
 
-
-def read_samples(path: Path) -> Samples:
+def read_samples(path: Path) -> list[Sample]:
     """Read labelled answers.
 
     Raises:
-        SampleError: A line is bad.
+        CalibrationError: A line is bad.
     """
-    samples = Samples([], [], [])
+    samples = list[Sample]()
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         try:
-            row = json.loads(line)
-            mean, least = row.get("mean_logprob"), row.get("min_logprob")
-            logprobs = None
-            if mean is not None:
-                logprobs = LogprobSummary(0, float(mean), float(mean if least is None else least))
-            answer = JudgedAnswer(
-                ChatPrompt((ChatMessage("user", row["prompt"]),)),
-                row["answer"],
-                tier=str(row.get("tier", "")),
-                finish_reason=FinishReason(row.get("finish_reason", "stop")),
-                logprobs=logprobs,
-                reference=row.get("reference"),
-            )
-            if not isinstance(row["good"], bool):
-                raise TypeError("good must be true or false")
-            samples.answers.append(answer)
-            samples.good.append(row["good"])
-            samples.prompts.append(row["prompt"])
-        except KeyError as error:
-            raise SampleError(f"{path}:{number}: {error.args[0]} is missing") from None
-        except (ValueError, TypeError, AttributeError) as error:
-            raise SampleError(f"{path}:{number}: {error}") from None
+            row = from_json(_Row, line)
+        except ValueError as error:
+            raise CalibrationError(f"{path}:{number}: {error}") from None
+        mean, least = row.mean_logprob, row.min_logprob
+        answer = JudgedAnswer(
+            ChatPrompt((ChatMessage("user", row.prompt),)),
+            row.answer,
+            tier=row.tier,
+            finish_reason=row.finish_reason,
+            logprobs=None if mean is None else LogprobSummary(0, mean, mean if least is None else least),
+            reference=row.reference,
+        )
+        samples.append(Sample(answer, row.good, row.prompt))
     return samples
 
 
@@ -82,35 +70,32 @@ async def calibrate(mesh_file: Path, name: str, path: Path, out: Path) -> str:
 
     Raises:
         SettingsError: The mesh file is bad, or has no such scorer.
-        SampleError: A line of the samples is bad.
-        CalibrationError: The samples do not suffice.
+        CalibrationError: A line of the samples is bad, or they do not suffice.
     """
     mesh, settings = load_mesh_file(mesh_file), ServiceSettings.load(mesh_file=mesh_file)
     by_name = {scorer.name: scorer for scorer in mesh.judge.scorers}
     if name not in by_name:
         raise SettingsError(f"judge.scorers: no scorer '{name}'")
-    samples = read_samples(path)
-    scored = samples.scored(frozenset(map(Guard, mesh.judge.guards)))
-    guarded = len(samples.good) - len(scored.good)
+    samples, guards = read_samples(path), frozenset(map(Guard, mesh.judge.guards))
+    scored = [sample for sample in samples if objection(sample.answer, guards) is None]
+    guarded = len(samples) - len(scored)
     guard_note = f"; {guarded} more are refused by the guards" if guarded else ""
     options = read_options(mesh, by_name[name])
     async with AsyncExitStack() as stack:
         parts = []
         for part in options.fitted_to(ScorerSite(mesh, by_name[name], settings, {})):
             known = scorer_problems(mesh, by_name[part], settings)
-            if problems := [
-                p for p in known if not p.field.endswith(".calibration")
-            ]:  # it may be what is to be written
+            problems = [p for p in known if not p.field.endswith(".calibration")]  # it may be what is to be written
+            if problems:
                 raise SettingsError(joined(problems), problems)
             site = ScorerSite(mesh, by_name[part], settings, {})
             parts.append(await read_options(mesh, by_name[part]).patient().started(site, stack))
         scores: list[list[RawScore]] = [[] for _ in parts]
-        for at in range(0, len(scored.answers), BATCH):
-            batch = scored.answers[at : at + BATCH]
+        for at in range(0, len(scored), BATCH):
+            batch = [sample.answer for sample in scored[at : at + BATCH]]
             for own, more in zip(scores, await asyncio.gather(*(part.score(batch) for part in parts)), strict=True):
                 own += more
-    labels = Labels(scored.good, [answer.tier for answer in scored.answers], scored.prompts)
-    fitted = options.fit(scores, labels)
+    fitted = options.fit(scores, scored)
     fitted.write(out)
     return f"{out}: {fitted.summary}{guard_note}"
 
@@ -124,7 +109,7 @@ def main() -> None:
     args = parser.parse_args()
     try:
         print(asyncio.run(calibrate(args.mesh, args.scorer, args.samples, args.out)))
-    except (SampleError, CalibrationError, SettingsError, PenstockError, OSError) as error:
+    except (CalibrationError, SettingsError, PenstockError, OSError) as error:
         sys.exit(f"calibrate: {error}")
 
 

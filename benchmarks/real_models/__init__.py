@@ -20,7 +20,8 @@ from benchmarks.real_models.records import Record, read
 from benchmarks.real_models.systems import Model, Outcome, System, compared, cross_fitted, features, mixed, with_belief
 from benchmarks.reliability import reliability
 from penstock.judge_service.calibration.metrics import brier
-from penstock.judge_service.scorers.combined.combination import held_out_logits, probability
+from penstock.judge_service.scorers.combined.combination import held_out_logits
+from penstock.judge_service.scoring.interface import probability
 from penstock.services.domain.auc import auc
 
 SMALL, LARGE, TINY = range(len(MODELS))

@@ -24,7 +24,7 @@ from benchmarks.real_models.generate import AT_ONCE, Asker, Store, answers, load
 from benchmarks.real_models.prompts import MAX_TOKENS, MODELS, Set, Task, tasks
 from benchmarks.real_models.records import RUN_S, passed
 from penstock.judge_service.scorers.code.examples import examples_in
-from penstock.judge_service.scorers.code.sandbox import Sandbox, SandboxLimits
+from penstock.judge_service.scorers.code.sandbox import Sandbox
 from penstock.types.prompts import ChatMessage, ChatPrompt, TokenPrompt
 from penstock.types.replies import TokenFrame
 from penstock.types.requests import GenerationRequest
@@ -134,7 +134,7 @@ def _gap(core: EngineCore, task: Task, one: Sequence[int], other: Sequence[int])
 
 async def _rejected(some: Sequence[Task], known: Mapping[str, Mapping[str, Any]]) -> list[tuple[Task, str]]:
     """The tasks that show examples, and their answers that fail one."""
-    sandbox = Sandbox(SandboxLimits(RUN_S))
+    sandbox = Sandbox(RUN_S)
     await sandbox.start()
     rejected = list[tuple[Task, str]]()
     for task in some:

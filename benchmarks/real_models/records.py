@@ -15,8 +15,8 @@ from benchmarks import report
 from benchmarks.real_models.generate import BELIEVED, SAMPLES, Store, yes_share
 from benchmarks.real_models.prompts import FILES, MODELS, Task, tasks
 from penstock.judge_service.scorers.code.examples import code_in, examples_in
-from penstock.judge_service.scorers.code.sandbox import Sandbox, SandboxLimits
-from penstock.judge_service.scorers.code.scorer import program_in
+from penstock.judge_service.scorers.code.extension import program_in
+from penstock.judge_service.scorers.code.sandbox import Sandbox
 from penstock.judge_service.scoring.comparison import same
 
 FOLDER = report.RESULTS / "real_models"
@@ -107,7 +107,7 @@ async def agrees(task: Task, answer: dict[str, Any], sample: dict[str, Any], san
 
 
 async def update_all() -> None:
-    store, sandbox = Store(), Sandbox(SandboxLimits(RUN_S))
+    store, sandbox = Store(), Sandbox(RUN_S)
     await sandbox.start()
     for model in MODELS:
         print(model, await update(model, store, sandbox), "records")

@@ -1,30 +1,22 @@
 """Maps raw scores to scores from 0 to 100: the share of good answers among those with that raw score.
 
 Isotonic regression of labels on raw scores (Zadrozny and Elkan 2002): the monotone curve with the smallest squared error,
-interpolated linearly between its steps. The only I/O is reading and writing the file.
+interpolated linearly between its steps. No I/O but that of `Fitted`.
 """
 
-import json
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 
 from penstock.judge_service.calibration import metrics
+from penstock.judge_service.calibration.fitted import Fitted, suffice, too_few
 from penstock.services.domain.auc import auc
-from penstock.services.field_problems import from_json
-
-MIN_SAMPLES = 20
-
-
-class CalibrationError(Exception):
-    """The samples or the calibration file cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class Calibration(Fitted):
     """A monotone curve through (raw[i], score[i]), constant beyond its ends. Both are ascending.
 
     samples: number of samples that it was fitted to. brier: mean squared error of score / 100, cross-validated: each sample
@@ -49,25 +41,12 @@ class Calibration:
         before = f"(without calibration {self.brier_before:.3f})"
         return f"{self.samples} samples, {auc}Brier score {self.brier:.3f} cross-validated {before}"
 
-    def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
-
-    @classmethod
-    def read(cls, path: Path) -> "Calibration":
-        """Read a calibration file.
-
-        Raises:
-            CalibrationError: It is not a calibration file.
-        """
-        try:
-            calibration = from_json(cls, path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise CalibrationError(f"{path}: {error}") from error
-        if not calibration.raw or len(calibration.raw) != len(calibration.score):
-            raise CalibrationError(f"{path}: raw and score must have the same length, at least 1")
-        if list(calibration.raw) != sorted(calibration.raw) or list(calibration.score) != sorted(calibration.score):
-            raise CalibrationError(f"{path}: raw and score must ascend")
-        return calibration
+    def problem(self) -> str:
+        if not self.raw or len(self.raw) != len(self.score):
+            return "raw and score must have the same length, at least 1"
+        if list(self.raw) != sorted(self.raw) or list(self.score) != sorted(self.score):
+            return "raw and score must ascend"
+        return ""
 
 
 def fit(raw: Seq[float], good: Seq[bool], uncalibrated: Seq[float], groups: Seq[Hashable] | None = None) -> Calibration:
@@ -79,8 +58,8 @@ def fit(raw: Seq[float], good: Seq[bool], uncalibrated: Seq[float], groups: Seq[
     Raises:
         CalibrationError: There are too few samples, or all have the same label.
     """
-    if len(raw) < MIN_SAMPLES or all(good) or not any(good):
-        raise CalibrationError(f"at least {MIN_SAMPLES} samples are needed, good and bad ones, not {len(raw)}")
+    if not suffice(good):
+        raise too_few(len(good))
     x, y = np.asarray(raw, float), np.asarray(good, float)
     knots_x, knots_y = _curve(x, y)
     scores = held_out_scores(raw, good, groups)

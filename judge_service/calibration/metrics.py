@@ -19,9 +19,7 @@ def folds(groups: Seq[Hashable], count: int = FOLDS) -> np.ndarray:
     Groups go to folds in order of their first appearance, in turn, so equal samples always give equal folds. With fewer
     groups than folds, each sample is a group.
     """
-    order: dict[Hashable, int] = {}
-    for group in groups:
-        order.setdefault(group, len(order))
+    order = {group: number for number, group in enumerate(dict.fromkeys(groups))}
     if len(order) < count:
         return np.arange(len(groups)) % count
     return np.asarray([order[group] % count for group in groups])

@@ -6,11 +6,9 @@ from typing import Any, TypeVar
 import aiohttp
 
 from penstock.services.domain.errors import DeadlineExceeded, Overloaded, RequestFailed, Unavailable
+from penstock.services.retry_after import retry_after_s
 
 _T = TypeVar("_T")
-
-DEFAULT_RETRY_S = 1.0
-RETRY_RANGE_S = (0.1, 60.0)
 
 
 class Endpoint:
@@ -39,7 +37,7 @@ class Endpoint:
         try:
             async with self._session.post(self._url, json=body) as response:
                 if response.status in (429, 503):
-                    raise Overloaded(f"{self._url} is full", retry_after_s(response.headers.get("Retry-After")))
+                    raise Overloaded(f"{self._url} is full", retry_after_s(response.headers))
                 if response.status == 400:
                     raise RequestFailed(f"{self._url} refused the request")
                 if response.status != 200:
@@ -51,12 +49,3 @@ class Endpoint:
             raise Unavailable(f"{self._url}: {error!r}") from error
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise Unavailable(f"{self._url}: unexpected response: {error!r}") from error
-
-
-def retry_after_s(header: str | None) -> float:
-    """When a busy server says to try again, by its Retry-After header; 1 s if that is missing or invalid."""
-    least, most = RETRY_RANGE_S
-    try:
-        return min(most, max(least, float(header or DEFAULT_RETRY_S)))
-    except ValueError:
-        return DEFAULT_RETRY_S

@@ -6,10 +6,9 @@ Not through a router: there, grading requests would wait in the queue of the req
 import asyncio
 import contextlib
 import secrets
+from collections import Counter
 from contextlib import AsyncExitStack
 from typing import Any
-
-from grpc import aio
 
 from penstock.judge_service.scoring.questions import REPLY_TOKENS, TOP_LOGPROBS, Messages
 from penstock.mapper import write
@@ -58,7 +57,7 @@ class TierChat:
         self._slot_released = asyncio.Event()  # replaced whenever a slot is released
         self._view, self._stack = MeshView(), AsyncExitStack()
         self._certificates = certificates
-        self._active: dict[str, int] = {}
+        self._active = Counter[str]()
 
     async def start(self) -> None:
         redis = connect(self._state_url)
@@ -90,10 +89,7 @@ class TierChat:
 
     async def _reply(self, tier: str, prompt: Prompt, sampling: SamplingParams) -> dict[str, Any]:
         """The reply of a tier as a choice of a chat completion."""
-        request = pb.GenerateRequest(
-            request_id=f"grade-{secrets.token_hex(8)}",
-            priority=GRADES_FIRST,
-        )
+        request = pb.GenerateRequest(request_id=f"grade-{secrets.token_hex(8)}", priority=GRADES_FIRST)
         write(prompt, request.prompt)
         write(sampling, request.sampling)
         try:
@@ -115,7 +111,7 @@ class TierChat:
             candidates = [record for record in self._candidates(tier) if record.instance_id not in tried]
             if not candidates:
                 break
-            record = next((r for r in candidates if self._active.get(r.instance_id, 0) < self._slots_per_worker), None)
+            record = next((r for r in candidates if self._active[r.instance_id] < self._slots_per_worker), None)
             if record is None:
                 await self._slot_released.wait()
                 continue
@@ -135,38 +131,33 @@ class TierChat:
 
         def load(record: InstanceRecord) -> tuple[int, str]:
             requests = record.load.requests if record.load is not None else 0
-            return requests + self._active.get(record.instance_id, 0), record.instance_id
+            return requests + self._active[record.instance_id], record.instance_id
 
         return sorted(self._view.workers(tier), key=load)
 
     async def _generate(self, record: InstanceRecord, request: pb.GenerateRequest) -> dict[str, Any]:
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(record.address))
         call = stub.Generate(request, timeout=self._timeout_s, metadata=telemetry.inject())
-        self._active[record.instance_id] = self._active.get(record.instance_id, 0) + 1
+        self._active[record.instance_id] += 1
         frames = list[TokenFrame]()
         try:
-            while isinstance(response := await call.read(), pb.GenerateResponse):
-                match response.WhichOneof("event"):
-                    case "tokens":
-                        frames.append(common.frame_from_proto(response.tokens))
-                    case "finished":
-                        if response.finished.reason == common_pb2.FINISH_REASON_ABORTED:
-                            raise Unavailable("the worker aborted the grade")
-                        return choice_of(frames)
+            with errors.of_calls():
+                while isinstance(response := await call.read(), pb.GenerateResponse):
+                    match response.WhichOneof("event"):
+                        case "tokens":
+                            frames.append(common.frame_from_proto(response.tokens))
+                        case "finished":
+                            if response.finished.reason == common_pb2.FINISH_REASON_ABORTED:
+                                raise Unavailable("the worker aborted the grade")
+                            return choice_of(frames)
             raise Unavailable("the worker ended the stream early")
-        except aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
         finally:
             call.cancel()
             self._active[record.instance_id] -= 1
             if not self._active[record.instance_id]:
                 del self._active[record.instance_id]
-            self._release_slot()
-
-    def _release_slot(self) -> None:
-        """Wake the requests that wait for a slot."""
-        self._slot_released.set()
-        self._slot_released = asyncio.Event()
+            self._slot_released.set()
+            self._slot_released = asyncio.Event()
 
 
 def choice_of(frames: list[TokenFrame]) -> dict[str, Any]:

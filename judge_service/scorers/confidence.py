@@ -19,8 +19,6 @@ class ConfidenceScorer(Scorer):
     answer wrong; without calibration its scores are low for long answers.
     """
 
-    needs_logprobs = True
-
     def __init__(self, statistic: Statistic = "mean") -> None:
         self._statistic = statistic
 

@@ -54,15 +54,13 @@ class ConsistencyScorer(Scorer):
         await self._sampler.close()
 
     async def score(self, answers: Seq[JudgedAnswer]) -> list[RawScore]:
+        return [RawScore.of_share(share) for share in await gathered(*map(self._agreeing, answers))]
+
+    async def _agreeing(self, item: JudgedAnswer) -> float:
+        """The share of samples that agree with an answer."""
         count = self._options.samples
-        samples = await gathered(*(self._sample(item, i) for item in answers for i in range(count)))
-        scores = []
-        for i, item in enumerate(answers):
-            agreeing = sum(
-                same(self._options.compare, sample, item.answer) for sample in samples[i * count : (i + 1) * count]
-            )
-            scores.append(RawScore.of_share(agreeing / count))
-        return scores
+        samples = await gathered(*(self._sample(item, i) for i in range(count)))
+        return sum(same(self._options.compare, sample, item.answer) for sample in samples) / count
 
     async def _sample(self, item: JudgedAnswer, number: int) -> str:
         options = self._options

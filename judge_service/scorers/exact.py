@@ -14,8 +14,6 @@ from penstock.types.judging import JudgedAnswer
 class ExactScorer(Scorer):
     """Compares with the expected answer. compare: the text, the last number, or the text after the last `Answer:`."""
 
-    needs_reference = True
-
     def __init__(self, compare: Compare, tolerance: float = EQUAL_NUMBERS) -> None:
         """tolerance: largest relative difference of numbers."""
         self._compare, self._tolerance = compare, tolerance

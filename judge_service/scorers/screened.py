@@ -29,27 +29,16 @@ class ScreenedScorer:
     place in its queue. An answer without the logprobs that the first one needs is for the second.
     """
 
-    name: str
+    info: ScorerInfo
     screen: NamedScorer
     scorer: NamedScorer
     margin: float
 
-    @property
-    def info(self) -> ScorerInfo:
-        first, second = self.screen.info, self.scorer.info
-        return ScorerInfo(
-            self.name,
-            "screened",
-            second.calibrated,
-            first.needs_logprobs or second.needs_logprobs,
-            first.needs_reference or second.needs_reference,
-            tuple(dict.fromkeys((*first.tiers, *second.tiers))),
-        )
-
     async def results(self, answers: Seq[JudgedAnswer], left_s: float | None) -> list[ScoreResult]:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        able = [i for i, answer in enumerate(answers) if self._screens(answer)]
+        needed = self.screen.info.needs_logprobs
+        able = [i for i, answer in enumerate(answers) if answer.logprobs is not None or not needed]
         results: dict[int, ScoreResult] = {}
         if able:
             with at_positions(able):
@@ -62,10 +51,6 @@ class ScreenedScorer:
                 second = await self.scorer.results([answers[i] for i in unsure], left_s)
             results |= zip(unsure, second, strict=True)
         return [replace(results[i], raw=results[i].score) for i in range(len(answers))]
-
-    def _screens(self, answer: JudgedAnswer) -> bool:
-        """Whether the first scorer is asked."""
-        return answer.logprobs is not None or not self.screen.info.needs_logprobs
 
 
 class Screened(ScorerExtension):
@@ -91,7 +76,7 @@ class Screened(ScorerExtension):
 
     async def registered(self, site: ScorerSite, stack: AsyncExitStack) -> NamedScorer:
         screen, costly = (site.others[name] for name in self.scorers)
-        return ScreenedScorer(site.scorer.name, screen, costly, self.margin)
+        return ScreenedScorer(self.info(site), screen, costly, self.margin)
 
     def fitted_to(self, site: ScorerSite) -> tuple[str, ...]:
         raise site.error(f"a screened scorer has nothing to fit; calibrate its parts: {', '.join(self.scorers)}")

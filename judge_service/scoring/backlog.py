@@ -20,18 +20,14 @@ class Backlog:
     def __init__(self, max_answers: int, at_once: int, clock: Callable[[], float] = time.monotonic) -> None:
         """at_once: answers that the scorer scores concurrently; the rest wait."""
         self._max, self.at_once, self._clock = max_answers, at_once, clock
-        self._answers = 0
+        self.answers = 0
         self._per_s: float | None = None  # measured while there was a queue
         self._measured_from: float | None = None
         self._done = 0
 
-    @property
-    def answers(self) -> int:
-        return self._answers
-
     def wait_s(self) -> float:
         """Expected waiting time of a new answer; 0 without a queue, or before a rate has been measured."""
-        queued = self._answers - self.at_once + 1
+        queued = self.answers - self.at_once + 1
         return queued / self._per_s if queued > 0 and self._per_s else 0.0
 
     @contextmanager
@@ -44,19 +40,19 @@ class Backlog:
         """
         if answers > self._max:
             raise invalid("items", f"at most {self._max} at once, not {answers}")
-        if self._answers + answers > self._max:
-            over = self._answers + answers - self._max
-            raise Overloaded(f"{self._answers} answers are waiting for this scorer", self._time_of(over))
+        if self.answers + answers > self._max:
+            over = self.answers + answers - self._max
+            raise Overloaded(f"{self.answers} answers are waiting for this scorer", self._time_of(over))
         wait_s = self.wait_s()
         if left_s is not None and wait_s > left_s:
-            problem = f"the queue of {self._answers} answers takes {wait_s:.1f} s, the deadline is in {left_s:.1f} s"
+            problem = f"the queue of {self.answers} answers takes {wait_s:.1f} s, the deadline is in {left_s:.1f} s"
             raise Overloaded(problem, wait_s - left_s)
-        self._answers += answers
+        self.answers += answers
         try:
             yield
         finally:
             self._measure(answers)
-            self._answers -= answers
+            self.answers -= answers
 
     def _time_of(self, answers: int) -> float:
         return answers / self._per_s if self._per_s else FIRST_RETRY_S
@@ -64,7 +60,7 @@ class Backlog:
     def _measure(self, done: int) -> None:
         """Measure the rate while there is a queue. Without a queue, it would be the rate of requests, not the capacity."""
         now = self._clock()
-        if self._answers <= self.at_once:
+        if self.answers <= self.at_once:
             self._measured_from, self._done = None, 0
             return
         if self._measured_from is None:

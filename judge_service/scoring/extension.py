@@ -6,22 +6,23 @@ from collections.abc import Sequence as Seq
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import Self, TypeVar
 
 from pydantic import Field
 
+from penstock.judge_service.calibration.fitted import CalibrationError, Fitted
 from penstock.judge_service.scoring.backlog import Backlog
 from penstock.judge_service.scoring.interface import RawScore, Scorer
 from penstock.judge_service.scoring.registry import NamedScorer, RegisteredScorer
-from penstock.services.extensions.scorers import ScorerOptions, is_calibrated
+from penstock.services.extensions.scorers import ScorerOptions, asked_scorers, is_calibrated, scorer_of
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_schema import MeshFile, MeshScorer
 from penstock.services.model_folder import model_folder
 from penstock.services.settings import ServiceSettings, environment_value
+from penstock.types.judging import JudgedAnswer, ScorerInfo
 from penstock.types.problems import FieldProblem
 
-if TYPE_CHECKING:
-    from penstock.judge_service.calibration.isotonic import Calibration
+_F = TypeVar("_F", bound=Fitted)
 
 SHARE_OF_TIMEOUT = 0.8
 """Of the time that routers wait for a score: the rest is for the way and the queue."""
@@ -55,6 +56,17 @@ class ScorerSite:
             raise self.error(f"no folder {folder}")
         return folder
 
+    def read(self, kind: type[_F], path: Path) -> _F:
+        """A file of what was fitted.
+
+        Raises:
+            SettingsError: It is bad.
+        """
+        try:
+            return kind.read(path)
+        except CalibrationError as error:
+            raise self.error(str(error)) from error
+
     def key(self, variable: str) -> str | None:
         """The value of an environment variable; None without a name.
 
@@ -68,21 +80,12 @@ class ScorerSite:
 
 
 @dataclass(frozen=True, slots=True)
-class Labels:
-    """What is known of scored samples: whether each is good, its tier, its prompt. Samples of one prompt belong together."""
+class Sample:
+    """A labelled answer. prompt: its text, by which answers to one prompt are kept together in cross-validation."""
 
-    good: Seq[bool]
-    tiers: Seq[str]
-    prompts: Seq[str]
-
-
-class Fitted(Protocol):
-    """What was fitted to samples."""
-
-    @property
-    def summary(self) -> str: ...
-
-    def write(self, path: Path) -> None: ...
+    answer: JudgedAnswer
+    good: bool
+    prompt: str
 
 
 class ScorerExtension(ScorerOptions):
@@ -104,15 +107,9 @@ class ScorerExtension(ScorerOptions):
         """Tiers whose models read prompt and answer for a score: those of its parts, unless it asks one itself."""
         return tuple(dict.fromkeys(tier for part in self.parts() for tier in site.others[part].info.tiers))
 
-    def calibration(self, site: ScorerSite) -> "Calibration | None":
-        """Its calibration; None for scores as they are.
-
-        Raises:
-            SettingsError: The file is bad.
-        """
-        return (
-            read_calibration(site, site.settings.resolve(site.scorer.calibration)) if site.scorer.calibration else None
-        )
+    def calibration_file(self, site: ScorerSite) -> Path | None:
+        """The file of its calibration; None for scores as they are."""
+        return site.settings.resolve(site.scorer.calibration) if site.scorer.calibration else None
 
     async def registered(self, site: ScorerSite, stack: AsyncExitStack) -> NamedScorer:
         """The scorer, started, as the judge asks it. stack: closes it.
@@ -120,15 +117,21 @@ class ScorerExtension(ScorerOptions):
         Raises:
             SettingsError: It cannot be started.
         """
-        scorer = await self.started(site, stack)
-        calibrated = is_calibrated(site.mesh, site.scorer, site.settings)
-        return RegisteredScorer(
+        from penstock.judge_service.calibration.isotonic import Calibration
+
+        file = self.calibration_file(site)
+        calibration = site.read(Calibration, file) if file is not None else None
+        return RegisteredScorer(self.info(site), await self.started(site, stack), calibration, self.backlog(site))
+
+    def info(self, site: ScorerSite) -> ScorerInfo:
+        """What the judge lists of it."""
+        used = [scorer_of(site.mesh, each) for each in asked_scorers(site.mesh, site.scorer)]
+        return ScorerInfo(
             site.scorer.name,
-            scorer,
-            self.calibration(site),
-            self.backlog(site),
             site.scorer.kind,
-            calibrated,
+            is_calibrated(site.mesh, site.scorer, site.settings),
+            any(options.needs_logprobs for options in used),
+            any(options.needs_reference() for options in used),
             self.reading_tiers(site),
         )
 
@@ -158,7 +161,7 @@ class ScorerExtension(ScorerOptions):
         """
         return (site.scorer.name,)
 
-    def fit(self, scores: Seq[Seq[RawScore]], labels: Labels) -> Fitted:
+    def fit(self, scores: Seq[Seq[RawScore]], samples: Seq[Sample]) -> Fitted:
         """What its calibration file should hold. scores: of each sample, for each of `fitted_to`.
 
         Raises:
@@ -166,8 +169,10 @@ class ScorerExtension(ScorerOptions):
         """
         from penstock.judge_service.calibration.isotonic import fit
 
-        own = scores[0]
-        return fit([score.raw for score in own], labels.good, [score.score for score in own], labels.prompts)
+        own, good = scores[0], [sample.good for sample in samples]
+        return fit(
+            [score.raw for score in own], good, [score.score for score in own], [sample.prompt for sample in samples]
+        )
 
 
 class TimedScorer(ScorerExtension):
@@ -196,17 +201,3 @@ class TimedScorer(ScorerExtension):
 
     def patient(self) -> Self:
         return self.model_copy(update={"timeout_s": max(self.timeout_s or 0.0, ANSWER_S)})
-
-
-def read_calibration(site: ScorerSite, path: Path) -> "Calibration":
-    """A calibration file.
-
-    Raises:
-        SettingsError: It is none.
-    """
-    from penstock.judge_service.calibration.isotonic import Calibration, CalibrationError
-
-    try:
-        return Calibration.read(path)
-    except CalibrationError as error:
-        raise site.error(str(error)) from error

@@ -7,10 +7,6 @@ from penstock.services.tool_calls.checks import reply_objection
 from penstock.types.judging import JudgedAnswer
 from penstock.types.replies import FinishReason
 
-EMPTY = "empty_answer"
-TRUNCATED = "truncated_answer"
-REPEATED = "repeated_answer"
-
 
 class Guard(enum.Enum):
     """The guards that a mesh file may turn off. Empty answers and answers of a wrong form always score 0."""
@@ -25,12 +21,12 @@ ALL_GUARDS = frozenset(Guard)
 def objection(item: JudgedAnswer, guards: frozenset[Guard] = ALL_GUARDS) -> str | None:
     """The reason why an answer scores 0 without a scorer; None if it must be scored."""
     if not item.answer.strip():
-        return EMPTY
+        return "empty_answer"
     reason = reply_objection(item.answer, item.prompt, item.tool_format, item.structured_output)
     if reason is not None:
         return reason
     if Guard.TRUNCATED in guards and item.finish_reason is FinishReason.LENGTH:
-        return TRUNCATED
+        return "truncated_answer"
     if Guard.REPEATED in guards and is_repetitive(item.answer):
-        return REPEATED
+        return "repeated_answer"
     return None

@@ -1,10 +1,18 @@
 """The interface of scorers."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from penstock.types.judging import JudgedAnswer
+
+MAX_LOGIT = 80.0
+
+
+def probability(logit: float) -> float:
+    """The logistic function."""
+    return 1.0 / (1.0 + math.exp(min(-logit, MAX_LOGIT)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,19 +27,13 @@ class RawScore:
         """Of a scorer whose scale is from 0 to 1."""
         return cls(float(share), 100.0 * share)
 
+    @classmethod
+    def of_logit(cls, logit: float) -> "RawScore":
+        return cls(logit, 100.0 * probability(logit))
+
 
 class Scorer(ABC):
     """Scores answers. A higher raw score means a better answer."""
-
-    @property
-    def needs_logprobs(self) -> bool:
-        """Whether answers need the logprobs of their tokens."""
-        return False
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether answers need an expected answer."""
-        return False
 
     async def start(self) -> None:  # noqa: B027 -- many have nothing to start
         """Load the model or connect to it.

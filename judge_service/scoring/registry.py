@@ -38,21 +38,12 @@ class NamedScorer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RegisteredScorer:
-    """A scorer with its calibration. backlog: None for a scorer that answers at once. kind: the name of its entry point.
-    calibrated: whether its scores are shares of right answers. tiers: as in ScorerInfo."""
+    """A scorer with its calibration. backlog: None for a scorer that answers at once."""
 
-    name: str
+    info: ScorerInfo
     scorer: Scorer
     calibration: "Calibration | None"
     backlog: Backlog | None = None
-    kind: str = ""
-    calibrated: bool = False
-    tiers: tuple[str, ...] = ()
-
-    @property
-    def info(self) -> ScorerInfo:
-        needs = self.scorer.needs_logprobs, self.scorer.needs_reference
-        return ScorerInfo(self.name, self.kind, self.calibrated, *needs, self.tiers)
 
     async def results(self, answers: Seq[JudgedAnswer], left_s: float | None) -> list[ScoreResult]:
         with self.backlog.place(len(answers), left_s) if self.backlog is not None else nullcontext():

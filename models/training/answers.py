@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM
 from models.training.data import turn_ids
 from models.training.problems import Problem, is_correct
 from models.training.rows import BOS, END, PAD, text_ids
-from penstock.judge_service.scorers.judge_model.scorer import BatchOptions, JudgeModelScorer
+from penstock.judge_service.scorers.judge_model.scorer import JudgeModelScorer
 from penstock.services.clock import SystemClock
 from penstock.types.judging import JudgedAnswer
 from penstock.types.prompts import ChatMessage, ChatPrompt, TokenPrompt
@@ -108,7 +108,7 @@ def score_all(folder: Path, answered: Seq[Answered], *, threads: int = 2) -> lis
     """The judge's raw scores, computed by the production code."""
 
     async def run() -> list[float]:
-        scorer = JudgeModelScorer(folder, BatchOptions(64, 16_384), threads=threads, device="cpu")
+        scorer = JudgeModelScorer(folder, max_batch=64, max_tokens=16_384, threads=threads, device="cpu")
         await scorer.start()
         items = [JudgedAnswer(chat_of(a.problem), a.reply, a.tier) for a in answered]
         scores = [raw.raw for raw in await scorer.score(items)]

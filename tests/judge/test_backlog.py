@@ -11,7 +11,7 @@ from penstock.judge_service.scoring.backlog import FIRST_RETRY_S, Backlog
 from penstock.judge_service.scoring.interface import RawScore, Scorer
 from penstock.judge_service.scoring.registry import RegisteredScorer, ScorerRegistry
 from penstock.services.domain.errors import DeadlineExceeded, InvalidRequest, Overloaded
-from penstock.types.judging import JudgedAnswer
+from penstock.types.judging import JudgedAnswer, ScorerInfo
 from penstock.types.prompts import TextPrompt
 from tests.support.virtual_clock import VirtualClock
 
@@ -93,7 +93,7 @@ def one(answer: str) -> list[JudgedAnswer]:
 async def test_what_nobody_waits_for_is_never_begun() -> None:
     """Neither where the caller has gone nor where its time is up; their places come free at once."""
     scorer, backlog = Held(), Backlog(8, at_once=1)
-    registry = ScorerRegistry([RegisteredScorer("s", scorer, None, backlog)], "s")
+    registry = ScorerRegistry([RegisteredScorer(ScorerInfo("s"), scorer, None, backlog)], "s")
     first = asyncio.create_task(registry.judge("s", one("first")))
     while not scorer.begun:
         await asyncio.sleep(0)
@@ -112,6 +112,6 @@ async def test_what_nobody_waits_for_is_never_begun() -> None:
 
 
 async def test_scorers_that_only_compare_have_no_queue() -> None:
-    registry = ScorerRegistry([RegisteredScorer("s", ExactScorer("text"), None)], "s")
+    registry = ScorerRegistry([RegisteredScorer(ScorerInfo("s"), ExactScorer("text"), None)], "s")
     answers = [JudgedAnswer(TextPrompt("p"), "4", reference="4")] * 1_000
     assert len((await registry.judge("s", answers, 5.0))[1]) == 1_000

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from penstock import Judged
 from penstock.judge_service.calibrate import calibrate
 from penstock.judge_service.calibration import metrics
-from penstock.judge_service.calibration.isotonic import Calibration, CalibrationError, fit
+from penstock.judge_service.calibration.fitted import CalibrationError
+from penstock.judge_service.calibration.isotonic import Calibration, fit
 from penstock.judge_service.compose import read_options
 from penstock.judge_service.scorers.combined.combination import ALL_TIERS, Combination, fit_combination
 from penstock.judge_service.scorers.confidence import ConfidenceScorer
@@ -37,7 +38,7 @@ from penstock.services.field_problems import SettingsError, joined
 from penstock.services.mesh_check import check_mesh_file
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.settings import ServiceSettings
-from penstock.types.judging import JudgedAnswer, LogprobSummary, ScoreRequest
+from penstock.types.judging import JudgedAnswer, LogprobSummary, ScoreRequest, ScorerInfo
 from penstock.types.prompts import TextPrompt
 from tests.conftest import MeshFileMaker
 from tests.support.mesh import running_mesh, served_judge
@@ -163,7 +164,7 @@ async def test_a_combination_is_fitted_by_the_command_and_served(tmp_path: Path,
     both = parts["both"]
     assert isinstance(both, RegisteredScorer)
     scorer = both.scorer
-    assert (scorer.needs_logprobs, scorer.needs_reference) == (True, True)
+    assert (both.info.needs_logprobs, both.info.needs_reference) == (True, True)
     sure, unsure = (LogprobSummary(1, least, least) for least in (-0.1, -3.5))
     results = await scorer.score(
         [JudgedAnswer(TextPrompt("p"), a, logprobs=s, reference="4") for a, s in (("4", sure), ("5", unsure))]
@@ -201,7 +202,7 @@ def test_a_combination_file_is_checked(
         {"name": "both", "kind": "combined", "scorers": ["least", "exact"], "calibration": str(out)},
     ]
     mesh = load_mesh_file(mesh_file(judge={"scorers": scorers}))
-    parts = {name: RegisteredScorer(name, ConfidenceScorer(), None) for name in ("least", "exact")}
+    parts = {name: RegisteredScorer(ScorerInfo(name), ConfidenceScorer(), None) for name in ("least", "exact")}
     site = ScorerSite(mesh, mesh.judge.scorers[2], ServiceSettings.load(redis_url="redis://unused"), parts)
     with pytest.raises(SettingsError, match=problem):
         read_options(mesh, site.scorer).build(site)
@@ -283,9 +284,9 @@ def judged(answer: str, mean: float | None, reference: str | None = "yes") -> Ju
 
 
 def screened(costly: ExactScorer, backlog: Backlog | None = None, margin: float = 10.0) -> ScorerRegistry:
-    first = RegisteredScorer("sure", ConfidenceScorer(), None)
-    second = RegisteredScorer("costly", costly, HALVED, backlog)
-    return ScorerRegistry([first, second, ScreenedScorer("screened", first, second, margin)], "screened")
+    first = RegisteredScorer(ScorerInfo("sure", needs_logprobs=True), ConfidenceScorer(), None)
+    second = RegisteredScorer(ScorerInfo("costly"), costly, HALVED, backlog)
+    return ScorerRegistry([first, second, ScreenedScorer(ScorerInfo("screened"), first, second, margin)], "screened")
 
 
 async def test_only_what_the_first_is_unsure_of_is_asked_again() -> None:

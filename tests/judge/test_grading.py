@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.judge_service.scorers.llm.extension import LlmScorer
 from penstock.judge_service.scorers.llm.grading import (
     GRADES,
     MARK_CHARACTERS,
@@ -18,7 +19,6 @@ from penstock.judge_service.scorers.llm.grading import (
     harmless,
     label_shares,
 )
-from penstock.judge_service.scorers.llm.scorer import LlmScorer
 from penstock.judge_service.scoring.questions import Messages
 from penstock.services.domain.errors import RequestFailed
 from penstock.types.judging import JudgedAnswer

@@ -17,7 +17,7 @@ from penstock.judge_service.scoring.repetition import MIN_REPEATS, loop_characte
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.judge.v1 import judge_pb2 as pb
 from penstock.services.domain.errors import InvalidRequest
-from penstock.types.judging import JudgedAnswer, LogprobSummary
+from penstock.types.judging import JudgedAnswer, LogprobSummary, ScorerInfo
 from penstock.types.prompts import ChatMessage, ChatPrompt
 from penstock.types.replies import FinishReason
 from penstock.types.structured import StructuredOutput
@@ -51,7 +51,11 @@ async def test_an_empty_answer_scores_nothing_and_no_scorer_is_asked(answer: str
     """Not even a calibration that is kind to everything, or a reference that is empty too, lifts it."""
     scorer = CountingScorer()
     registry = ScorerRegistry(
-        [RegisteredScorer("sure", scorer, GENEROUS), RegisteredScorer("exact", ExactScorer("text"), None)], "sure"
+        [
+            RegisteredScorer(ScorerInfo("sure"), scorer, GENEROUS),
+            RegisteredScorer(ScorerInfo("exact"), ExactScorer("text"), None),
+        ],
+        "sure",
     )
     for name in ("sure", "exact"):
         _, (result,) = await registry.judge(name, [judged(answer)])
@@ -61,7 +65,7 @@ async def test_an_empty_answer_scores_nothing_and_no_scorer_is_asked(answer: str
 
 async def test_answers_beside_an_empty_one_are_scored_in_their_places() -> None:
     scorer = CountingScorer()
-    registry = ScorerRegistry([RegisteredScorer("sure", scorer, None)], "sure")
+    registry = ScorerRegistry([RegisteredScorer(ScorerInfo("sure"), scorer, None)], "sure")
     _, results = await registry.judge("", [judged(""), judged("a", mean=-0.5), judged(" "), judged("b", mean=-0.1)])
     assert scorer.asked == ["a", "b"]
     assert [result.reason for result in results] == ["empty_answer", "", "empty_answer", ""]
@@ -69,7 +73,7 @@ async def test_answers_beside_an_empty_one_are_scored_in_their_places() -> None:
 
 
 async def test_an_error_names_the_item_as_the_request_counts_it() -> None:
-    registry = ScorerRegistry([RegisteredScorer("sure", ConfidenceScorer(), None)], "sure")
+    registry = ScorerRegistry([RegisteredScorer(ScorerInfo("sure"), ConfidenceScorer(), None)], "sure")
     with pytest.raises(InvalidRequest, match=r"items\[3\]\.logprobs"):
         await registry.judge("", [judged(""), judged("a"), judged(""), judged("b", mean=None)])
 

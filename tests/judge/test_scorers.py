@@ -12,18 +12,19 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.judge_service.calibrate import SampleError, calibrate, read_samples
-from penstock.judge_service.calibration.isotonic import Calibration, CalibrationError, fit
+from penstock.judge_service.calibrate import calibrate, read_samples
+from penstock.judge_service.calibration.fitted import CalibrationError
+from penstock.judge_service.calibration.isotonic import Calibration, fit
 from penstock.judge_service.scorers.confidence import ConfidenceScorer
 from penstock.judge_service.scorers.exact import ExactScorer
+from penstock.judge_service.scorers.llm.extension import LlmScorer
 from penstock.judge_service.scorers.llm.openai_chat import OpenAiChat
-from penstock.judge_service.scorers.llm.scorer import LlmScorer
 from penstock.judge_service.scoring.comparison import last_number
 from penstock.judge_service.scoring.questions import REPLY_TOKENS
 from penstock.judge_service.scoring.registry import RegisteredScorer, ScorerRegistry
 from penstock.services.domain.errors import InvalidRequest, NotFound, RequestFailed, Unavailable
 from penstock.services.field_problems import SettingsError
-from penstock.types.judging import JudgedAnswer, LogprobSummary
+from penstock.types.judging import JudgedAnswer, LogprobSummary, ScorerInfo
 from penstock.types.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
 from tests.conftest import MeshFileMaker
 from tests.judge.test_grading import choice
@@ -170,7 +171,11 @@ def test_calibration_files_are_checked(tmp_path: Path) -> None:
 async def test_a_panel_knows_its_scorers() -> None:
     calibration = Calibration((0.0, 1.0), (20.0, 60.0), 20, 0.1, 0.2)
     registry = ScorerRegistry(
-        [RegisteredScorer("a", ExactScorer("text"), calibration), RegisteredScorer("b", ConfidenceScorer(), None)], "a"
+        [
+            RegisteredScorer(ScorerInfo("a"), ExactScorer("text"), calibration),
+            RegisteredScorer(ScorerInfo("b"), ConfidenceScorer(), None),
+        ],
+        "a",
     )
     name, (result,) = await registry.judge("", [judged("4", "4")])
     assert (name, result.score, result.raw) == ("a", 60.0, 1.0)
@@ -200,13 +205,13 @@ def write(path: Path, rows: list[object]) -> Path:
     ("row", "said"),
     [
         ("{", ":2: "),
-        ({"prompt": "p"}, ":2: answer is missing"),
+        ({"prompt": "p"}, ":2: answer: Field required"),
         ({"prompt": "p", "answer": "a", "good": "yes"}, "good"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, row: object, said: str) -> None:
     good = {"prompt": "p", "answer": "a", "good": True}
-    with pytest.raises(SampleError, match=said):
+    with pytest.raises(CalibrationError, match=said):
         read_samples(write(tmp_path / "samples.jsonl", [good, row]))
 
 

@@ -16,7 +16,7 @@ from grpc import aio
 from models.training import measure
 from models.training.smalltalk import SMALLTALK
 from penstock.judge_service.calibration.isotonic import Calibration
-from penstock.judge_service.scorers.judge_model.scorer import BatchOptions, JudgeModelScorer
+from penstock.judge_service.scorers.judge_model.scorer import JudgeModelScorer
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.judge.v1 import judge_pb2 as pb
 from penstock.services.domain.errors import Overloaded, PromptTooLong, RequestFailed, Unavailable
@@ -36,7 +36,7 @@ HELDOUT = [row for row in ROWS if "prompt" in row][:40]
 
 @pytest.fixture
 async def scorer() -> AsyncIterator[JudgeModelScorer]:
-    made = JudgeModelScorer(FAMILY / "judge", BatchOptions(8, 1024), threads=1, device="cpu")
+    made = JudgeModelScorer(FAMILY / "judge", max_batch=8, max_tokens=1024, threads=1, device="cpu")
     await made.start()
     yield made
     await made.close()
@@ -133,7 +133,7 @@ async def test_a_causal_judge_needs_no_pad_token(tmp_path: Path) -> None:
     items = [judged(row["prompt"], row["answer"]) for row in HELDOUT[:12]]
     raws = []
     for where in (FAMILY / "judge", folder):
-        made = JudgeModelScorer(where, BatchOptions(8, 1024), threads=1, device="cpu")
+        made = JudgeModelScorer(where, max_batch=8, max_tokens=1024, threads=1, device="cpu")
         await made.start()
         raws.append([score.raw for score in await made.score(items)])
         await made.close()
@@ -167,7 +167,7 @@ async def test_an_answer_that_runs_on_is_judged_by_its_beginning(
 async def test_a_classifier_judges_too(tmp_path: Path) -> None:
     """A sequence-classification model with one label is scored by its logit, whatever batch it is in."""
     model = write_reward_model(tmp_path)
-    scorer = JudgeModelScorer(tmp_path, BatchOptions(8, 1024), threads=1, device="cpu")
+    scorer = JudgeModelScorer(tmp_path, max_batch=8, max_tokens=1024, threads=1, device="cpu")
     await scorer.start()
     items = [judged("Reverse: abc", "c" * n) for n in (1, 5, 30)]
     together = [one.raw for one in await scorer.score(items)]

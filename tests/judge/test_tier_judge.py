@@ -15,8 +15,8 @@ from penstock.judge_service.calibrate import calibrate
 from penstock.judge_service.calibration.isotonic import Calibration
 from penstock.judge_service.clients.tier_client import TierChat
 from penstock.judge_service.compose import read_options
+from penstock.judge_service.scorers.llm.extension import LlmScorer
 from penstock.judge_service.scorers.llm.grading import expected_grade, grade_question
-from penstock.judge_service.scorers.llm.scorer import LlmScorer
 from penstock.judge_service.scoring.extension import ScorerSite
 from penstock.judge_service.scoring.questions import REPLY_TOKENS, TOP_LOGPROBS, Messages
 from penstock.proto.worker.v1 import worker_pb2 as pb

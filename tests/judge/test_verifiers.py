@@ -11,8 +11,8 @@ import pytest
 from penstock.judge_service.clients.tier_client import TierChat
 from penstock.judge_service.compose import read_options
 from penstock.judge_service.scorers.code.examples import code_in, examples_in
-from penstock.judge_service.scorers.code.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
-from penstock.judge_service.scorers.code.scorer import CodeScorer, program_in
+from penstock.judge_service.scorers.code.extension import CodeScorer, program_in
+from penstock.judge_service.scorers.code.sandbox import Sandbox, SandboxUnavailable
 from penstock.judge_service.scorers.confidence import ConfidenceScorer
 from penstock.judge_service.scorers.consistency import Consistency, ConsistencyScorer
 from penstock.judge_service.scorers.exact import ExactScorer
@@ -128,7 +128,7 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_programs_are_run_without_rights(name: str, secret: None) -> None:
     """Only a program that passes its tests scores; what it may not do fails, and what it may do works."""
     program, passes = PROGRAMS[name]
-    scorer = CodeScorer(Sandbox(SandboxLimits(wall_s=60)), concurrency=2)
+    scorer = CodeScorer(Sandbox(60), concurrency=2)
     await scorer.start()
     answer = f"```python\n{program}\n```"
     assert await score(scorer, answer, reference="assert add(2, 3) == 5") == [100 if passes else 0]
@@ -138,7 +138,7 @@ async def test_programs_are_run_without_rights(name: str, secret: None) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="the kernel does not limit the processes of root")
 async def test_a_program_cannot_start_many_processes() -> None:
     fork = "import os\nfor _ in range(64):\n    if not os.fork():\n        import time; time.sleep(60)"
-    assert not await Sandbox(SandboxLimits(wall_s=60)).passed(fork, [""])
+    assert not await Sandbox(60).passed(fork, [""])
 
 
 @needs_sandbox
@@ -147,16 +147,16 @@ async def test_a_program_cannot_start_many_processes() -> None:
 )
 async def test_a_program_that_does_not_end_fails(program: str) -> None:
     async with asyncio.timeout(60):
-        assert not await Sandbox(SandboxLimits(wall_s=1)).passed(program, [""])
+        assert not await Sandbox(1).passed(program, [""])
 
 
 async def test_without_bubblewrap_the_scorer_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Code is never run without it; where the sandbox is optional, nothing is known of programs."""
     monkeypatch.setenv("PATH", "/nowhere")
-    optional = CodeScorer(Sandbox(SandboxLimits(1)), concurrency=1, from_prompt=True, optional=True)
+    optional = CodeScorer(Sandbox(1), concurrency=1, from_prompt=True, optional=True)
     await optional.start()
     assert [result.raw for result in await optional.score([JudgedAnswer(TextPrompt("f(1) == 1"), "f = abs")])] == [0.5]
-    scorer = CodeScorer(Sandbox(SandboxLimits(1)), concurrency=1)
+    scorer = CodeScorer(Sandbox(1), concurrency=1)
     with pytest.raises(ValueError, match="install bubblewrap"):
         await scorer.start()
     with pytest.raises(Unavailable, match="sandbox"):
@@ -172,7 +172,7 @@ async def test_a_sandbox_that_cannot_start_is_not_a_wrong_answer(
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(SandboxUnavailable, match="No permissions"):
-        await Sandbox(SandboxLimits(60)).passed("", [""])
+        await Sandbox(60).passed("", [""])
 
 
 TASKS = {
@@ -209,7 +209,7 @@ def test_the_examples_of_a_hostile_prompt_are_read_in_bounded_time(prompt: str) 
 @needs_sandbox
 async def test_programs_are_run_with_the_examples_of_the_prompt() -> None:
     """What the code of the task begins may be missing in the answer. Without examples or a program, nothing is known."""
-    scorer = CodeScorer(Sandbox(SandboxLimits(60)), concurrency=2, from_prompt=True)
+    scorer = CodeScorer(Sandbox(60), concurrency=2, from_prompt=True)
     task = 'Do it:\n```python\nimport math\n\ndef area(r):\n    """\n    >>> area(1)\n    3.141592653\n    """\n```'
     answers = ("def area(r):\n    return math.pi * r * r", "def area(r):\n    return r", "I cannot.")
     shown, silent = (

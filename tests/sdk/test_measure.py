@@ -44,8 +44,8 @@ async def test_every_tier_is_asked_and_scored(run_mesh: MeshRunner, tmp_path: Pa
     assert [score == 100 for score in sample.scores[:, 1]] == right
     assert present(sample.known_quality)[:, 1].tolist() == [100 if good else 0 for good in right]
     samples = read_samples(labelled)
-    assert samples.good[len(PROMPTS) :] == right
-    last = samples.answers[-1]
+    assert [sample.good for sample in samples[len(PROMPTS) :]] == right
+    last = samples[-1].answer
     assert (last.answer, last.tier, last.finish_reason.value) == (replies[-1].text, "medium", "stop")
     assert present(last.logprobs).least < present(last.logprobs).mean
     figures = json.loads(done.stdout)

@@ -1,42 +1,38 @@
 """A logistic model over the raw scores of several scorers, for each tier: fitting, cross-validation and its file.
 
 P(good) = 1 / (1 + exp(-(w . z + b))), where z are raw scores less their mean, divided by their deviation. w has a Gaussian
-prior (an L2 penalty), without which separable samples would have infinite weights. The only I/O is reading and writing the
-file.
+prior (an L2 penalty), without which separable samples would have infinite weights. No I/O but that of `Fitted`.
 """
 
-import json
-import math
 from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.judge_service.calibration.isotonic import MIN_SAMPLES, CalibrationError
+from penstock.judge_service.calibration.fitted import Fitted, suffice, too_few
 from penstock.judge_service.calibration.metrics import brier, folds
+from penstock.judge_service.scoring.interface import MAX_LOGIT, probability
 from penstock.services.domain.auc import auc
-from penstock.services.field_problems import from_json
 
 PENALTY = 1.0  # variance of the prior of standardized weights
 ITERATIONS = 50
 TOLERANCE = 1e-9
 ALL_TIERS = ""
-MAX_LOGIT = 80.0
 
 
 @dataclass(frozen=True, slots=True)
 class LogisticModel:
-    """One tier's model. mean, scale, weights: one number per scorer. auc, brier: cross-validated on `samples` answers."""
+    """One tier's model. mean, scale, weights: one number per scorer. auc, brier: cross-validated on `samples` answers; those
+    of a model that tells nothing if it is not validated."""
 
     mean: tuple[float, ...]
     scale: tuple[float, ...]
     weights: tuple[float, ...]
     intercept: float
     samples: int
-    auc: float
-    brier: float
+    auc: float = 0.5
+    brier: float = 0.25
 
     def logit(self, raws: Seq[float]) -> float:
         """The logit of a good answer's probability. raws: one raw score per scorer."""
@@ -46,7 +42,7 @@ class LogisticModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Combination:
+class Combination(Fitted):
     """scorers: names, in the order of the weights. models: by tier; ALL_TIERS for tiers without a model of their own."""
 
     scorers: tuple[str, ...]
@@ -64,27 +60,14 @@ class Combination:
             for tier, model in self.models.items()
         )
 
-    def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
-
-    @classmethod
-    def read(cls, path: Path) -> "Combination":
-        """Read a combination file.
-
-        Raises:
-            CalibrationError: It is not a combination file.
-        """
-        try:
-            combination = from_json(cls, path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise CalibrationError(f"{path}: {error}") from error
-        size, models = len(combination.scorers), combination.models
-        if ALL_TIERS not in models or not size:
-            raise CalibrationError(f"{path}: scorers and a model of all tiers (the key '') are needed")
-        for tier, model in models.items():
+    def problem(self) -> str:
+        size = len(self.scorers)
+        if ALL_TIERS not in self.models or not size:
+            return "scorers and a model of all tiers (the key '') are needed"
+        for tier, model in self.models.items():
             if not len(model.mean) == len(model.scale) == len(model.weights) == size or min(model.scale) <= 0:
-                raise CalibrationError(f"{path}: models['{tier}']: needs {size} means, scales above 0 and weights")
-        return combination
+                return f"models['{tier}']: needs {size} means, scales above 0 and weights"
+        return ""
 
 
 STATED_INTERCEPT = 1.0
@@ -96,12 +79,8 @@ model is sure to 98 % scores 70. A first estimate, from one model's answers to p
 def stated_combination(scorers: Seq[str], weights: Seq[tuple[float, float]]) -> Combination:
     """A combination that is not fitted. weights: (weight, mean of the raw score) of each scorer."""
     by_scorer, means = zip(*weights, strict=True)
-    model = LogisticModel(means, (1.0,) * len(weights), by_scorer, STATED_INTERCEPT, 0, 0.5, 0.25)
+    model = LogisticModel(means, (1.0,) * len(weights), by_scorer, STATED_INTERCEPT, 0)
     return Combination(tuple(scorers), {ALL_TIERS: model})
-
-
-def probability(logit: float) -> float:
-    return 1.0 / (1.0 + math.exp(-logit))
 
 
 def fit_combination(
@@ -119,11 +98,10 @@ def fit_combination(
     models: dict[str, LogisticModel] = {}
     for tier in (ALL_TIERS, *sorted(set(tiers) - {ALL_TIERS})):
         rows = np.flatnonzero((names == tier) | (tier == ALL_TIERS))
-        enough = len(rows) >= MIN_SAMPLES and bool(y[rows].any()) and not bool(y[rows].all())
-        if not enough and tier == ALL_TIERS:
-            raise CalibrationError(f"at least {MIN_SAMPLES} samples are needed, good and bad ones, not {len(rows)}")
-        if enough:
+        if suffice(y[rows].tolist()):
             models[tier] = _validated(x[rows], y[rows], [kinds[row] for row in rows])
+        elif tier == ALL_TIERS:
+            raise too_few(len(rows))
     return Combination(tuple(scorers), models)
 
 
@@ -137,11 +115,9 @@ def held_out_logits(x: np.ndarray, y: np.ndarray, groups: Seq[Hashable]) -> np.n
 
 
 def _validated(x: np.ndarray, y: np.ndarray, groups: Seq[Hashable]) -> LogisticModel:
-    logits = held_out_logits(x, y, groups)
+    logits, good = held_out_logits(x, y, groups).tolist(), y.tolist()
     scores = [100.0 * probability(logit) for logit in logits]
-    model = fitted(x, y)
-    measured = auc(logits.tolist(), y.tolist()), brier(scores, y.tolist())
-    return LogisticModel(model.mean, model.scale, model.weights, model.intercept, len(y), *measured)
+    return replace(fitted(x, y), auc=auc(logits, good), brier=brier(scores, good))
 
 
 def fitted(x: np.ndarray, y: np.ndarray) -> LogisticModel:
@@ -159,12 +135,5 @@ def fitted(x: np.ndarray, y: np.ndarray) -> LogisticModel:
         weights = weights + step
         if float(np.abs(step).max()) < TOLERANCE:
             break
-    return LogisticModel(
-        tuple(map(float, mean)),
-        tuple(map(float, scale)),
-        tuple(map(float, weights[1:])),
-        float(weights[0]),
-        len(y),
-        0.5,
-        0.25,
-    )
+    intercept, *by_scorer = weights.tolist()
+    return LogisticModel(tuple(mean.tolist()), tuple(scale.tolist()), tuple(by_scorer), intercept, len(y))

@@ -3,10 +3,12 @@
 import contextlib
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.judge_service.calibration.fitted import Fitted
 from penstock.judge_service.scoring.backlog import Backlog
-from penstock.judge_service.scoring.extension import Fitted, Labels, ScorerExtension, ScorerSite
+from penstock.judge_service.scoring.extension import Sample, ScorerExtension, ScorerSite
 from penstock.judge_service.scoring.interface import RawScore
 from penstock.judge_service.scoring.registry import RegisteredScorer
 from penstock.services.extensions.scorers import scorer_of
@@ -15,7 +17,6 @@ from penstock.services.mesh_schema import MeshFile, MeshScorer
 from penstock.types.problems import FieldProblem
 
 if TYPE_CHECKING:
-    from penstock.judge_service.calibration.isotonic import Calibration
     from penstock.judge_service.scorers.combined.combination import Combination
     from penstock.judge_service.scorers.combined.scorer import CombinedScorer
 
@@ -40,7 +41,7 @@ class Combined(ScorerExtension):
                 if part.name in self.scorers and not scorer_of(mesh, part).has_raw_scores:
                     yield FieldProblem("scorers", f"'{part.name}' is {part.kind}: it has no raw scores to combine")
 
-    def calibration(self, site: ScorerSite) -> "Calibration | None":
+    def calibration_file(self, site: ScorerSite) -> Path | None:
         return None  # its file holds weights, and its scores are probabilities
 
     def build(self, site: ScorerSite) -> "CombinedScorer":
@@ -56,11 +57,12 @@ class Combined(ScorerExtension):
     def fitted_to(self, site: ScorerSite) -> tuple[str, ...]:
         return self.scorers
 
-    def fit(self, scores: Seq[Seq[RawScore]], labels: Labels) -> Fitted:
+    def fit(self, scores: Seq[Seq[RawScore]], samples: Seq[Sample]) -> Fitted:
         from penstock.judge_service.scorers.combined.combination import fit_combination
 
         raws = [[score.raw for score in of_sample] for of_sample in zip(*scores, strict=True)]
-        return fit_combination(self.scorers, raws, labels.good, labels.tiers, labels.prompts)
+        good, tiers = [sample.good for sample in samples], [sample.answer.tier for sample in samples]
+        return fit_combination(self.scorers, raws, good, tiers, [sample.prompt for sample in samples])
 
     def _parts(self, site: ScorerSite) -> list[RegisteredScorer]:
         parts = [site.others[name] for name in self.scorers]
@@ -82,16 +84,12 @@ class Combined(ScorerExtension):
         Raises:
             SettingsError: The file is bad, or was fitted to other scorers.
         """
-        from penstock.judge_service.calibration.isotonic import CalibrationError
         from penstock.judge_service.scorers.combined.combination import Combination, stated_combination
 
         if not site.scorer.calibration and (weights := self._stated_weights(site.mesh)) is not None:
             return stated_combination(self.scorers, weights)
         path = site.settings.resolve(site.scorer.calibration)
-        try:
-            combination = Combination.read(path)
-        except CalibrationError as error:
-            raise site.error(str(error)) from error
+        combination = site.read(Combination, path)
         if combination.scorers != self.scorers:
             raise site.error(f"{path} was fitted to {', '.join(combination.scorers)}, not to {', '.join(self.scorers)}")
         return combination

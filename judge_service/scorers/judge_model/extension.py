@@ -1,15 +1,15 @@
 """Models that read prompt and answer in one pass as an entry point: `judge-model`."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.judge_service.scoring.backlog import Backlog
-from penstock.judge_service.scoring.extension import ScorerExtension, ScorerSite, read_calibration
+from penstock.judge_service.scoring.extension import ScorerExtension, ScorerSite
 from penstock.services.mesh_schema import MeshFile, MeshScorer
 from penstock.types.problems import FieldProblem
 
 if TYPE_CHECKING:
-    from penstock.judge_service.calibration.isotonic import Calibration
     from penstock.judge_service.scorers.judge_model.scorer import JudgeModelScorer
 
 
@@ -32,16 +32,14 @@ class JudgeModel(ScorerExtension):
     def backlog(self, site: ScorerSite) -> Backlog | None:
         return Backlog(site.mesh.judge.max_queued, site.mesh.judge.max_batch)
 
-    def calibration(self, site: ScorerSite) -> "Calibration | None":
+    def calibration_file(self, site: ScorerSite) -> Path | None:
         of_model = site.settings.resolve(self.model) / "calibration.json"
-        if not site.scorer.calibration and of_model.exists():
-            return read_calibration(site, of_model)
-        return super().calibration(site)
+        return super().calibration_file(site) or (of_model if of_model.exists() else None)
 
     def build(self, site: ScorerSite) -> "JudgeModelScorer":
         folder = site.folder(self.model)  # checked before torch, which takes seconds to import
-        from penstock.judge_service.scorers.judge_model.scorer import BatchOptions, JudgeModelScorer
+        from penstock.judge_service.scorers.judge_model.scorer import JudgeModelScorer
 
         judge = site.mesh.judge
-        options = BatchOptions(judge.max_batch, judge.max_batch_tokens)
-        return JudgeModelScorer(folder, options, threads=judge.threads, device=judge.device)
+        batch, tokens = judge.max_batch, judge.max_batch_tokens
+        return JudgeModelScorer(folder, max_batch=batch, max_tokens=tokens, threads=judge.threads, device=judge.device)

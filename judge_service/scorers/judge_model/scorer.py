@@ -20,25 +20,18 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from penstock.judge_service.scorers.judge_model.tiled_linear import use_tiles
 from penstock.judge_service.scoring.interface import RawScore, Scorer
+from penstock.judge_service.scoring.questions import plain_prompt
 from penstock.services.background import end, supervise
 from penstock.services.domain.errors import PenstockError, PromptTooLong, RequestFailed, Unavailable, invalid
 from penstock.services.heap import HeapRelease, use_one_arena
 from penstock.services.prompt_bounds import characters_per_token
-from penstock.services.text_threads import INLINE_CHARACTERS, TextThread
-from penstock.services.tool_calls.rendering import plain_chat, template_chat
+from penstock.services.text_threads import TextThread, prompt_characters
+from penstock.services.tool_calls.rendering import encodable, template_chat
 from penstock.types.judging import JudgedAnswer
 from penstock.types.problems import FieldProblem
-from penstock.types.prompts import ChatPrompt, TextPrompt, TokenPrompt
+from penstock.types.prompts import ChatPrompt
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchOptions:
-    """max_batch: answers in one forward pass. max_tokens: tokens in it, padding included."""
-
-    max_batch: int
-    max_tokens: int
 
 
 @dataclass(slots=True)
@@ -51,8 +44,10 @@ class _Waiting:
 class JudgeModelScorer(Scorer):
     """Scores concurrent requests in shared forward passes. Without calibration, the score is the probability given by raw."""
 
-    def __init__(self, folder: Path, options: BatchOptions, *, threads: int, device: str) -> None:
-        self._folder, self._options, self._threads, self._device = folder, options, threads, device
+    def __init__(self, folder: Path, *, max_batch: int, max_tokens: int, threads: int, device: str) -> None:
+        """max_batch: answers in one forward pass. max_tokens: tokens in it, padding included."""
+        self._folder, self._max_batch, self._max_tokens = folder, max_batch, max_tokens
+        self._threads, self._device = threads, device
         self._queue: list[_Waiting] = []
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -82,23 +77,7 @@ class JudgeModelScorer(Scorer):
         finally:
             for entry in waiting:
                 entry.answer.cancel()
-        return [RawScore(raw, 100.0 * (_exp(raw) if self._likelihood else 1.0 / (1.0 + _exp(-raw)))) for raw in raws]
-
-    @torch.inference_mode()
-    def token_logprobs(self, answers: Seq[JudgedAnswer]) -> list[tuple[int, list[float]]]:
-        """(tokens of the prompt, logprobs of the answer's tokens, the end token included) of each answer.
-
-        For measurements, with a language model that has been started: it blocks until all are computed.
-        """
-        rows = [self._encode(item, i) for i, item in enumerate(answers)]
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
-        results: list[tuple[int, list[float]]] = [(0, [])] * len(rows)
-        for begin in range(0, len(rows), self._options.max_batch):
-            chosen = order[begin : begin + self._options.max_batch]
-            batch = [rows[i] for i in chosen]
-            for i, logprobs in zip(chosen, self._answer_logprobs(batch, *self._padded(batch)), strict=True):
-                results[i] = rows[i][1], logprobs
-        return results
+        return [RawScore(raw, 100.0 * math.exp(raw)) if self._likelihood else RawScore.of_logit(raw) for raw in raws]
 
     def _load(self) -> None:
         use_one_arena()
@@ -131,15 +110,8 @@ class JudgeModelScorer(Scorer):
 
     async def _encoded(self, item: JudgedAnswer, index: int) -> tuple[list[int], int]:
         """Like `_encode`, but on the text thread if the texts are long."""
-        characters = len(item.answer)
-        match item.prompt:
-            case ChatPrompt(messages):
-                characters += item.prompt.characters + sum(len(m.role) + 1 for m in messages)
-            case TextPrompt(text):
-                characters += len(text)
-        if characters <= INLINE_CHARACTERS:
-            return self._encode(item, index)
-        return await self._thread.submit(characters, lambda: self._encode(item, index))
+        characters = prompt_characters(item.prompt) + len(item.answer)
+        return await self._thread.run(characters, lambda: self._encode(item, index))
 
     def _encode(self, item: JudgedAnswer, index: int) -> tuple[list[int], int]:
         """(token ids of the chat with the answer, index of the answer's first token). Text beyond the context is not
@@ -151,16 +123,10 @@ class JudgeModelScorer(Scorer):
         """
         chat: list[dict[str, Any]]
         tools: list[dict[str, Any]] | None = None
-        match item.prompt:
-            case ChatPrompt(messages):
-                if "tools" in str(self._tokenizer.chat_template):
-                    chat, tools = template_chat(item.prompt)
-                else:
-                    chat = [*plain_chat(messages)]
-            case TextPrompt(text):
-                chat = [{"role": "user", "content": text}]
-            case TokenPrompt():
-                raise invalid(f"items[{index}].prompt.token_ids", "the judge model reads text: send chat or text")
+        if isinstance(item.prompt, ChatPrompt) and "tools" in str(self._tokenizer.chat_template):
+            chat, tools = template_chat(item.prompt)
+        else:
+            chat = [*plain_prompt(item.prompt, index)]
         max_characters = self._max_characters
         answer = item.answer if max_characters is None else item.answer[:max_characters]
         try:
@@ -182,8 +148,7 @@ class JudgeModelScorer(Scorer):
 
     def _tokens(self, text: str) -> list[int]:
         """Tokenize with the batch call, which releases the GIL; `encode` holds it."""
-        text = text.encode("utf-8", "replace").decode()  # lone surrogates cannot be encoded
-        (encoded,) = self._tokenizer.backend_tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        (encoded,) = self._tokenizer.backend_tokenizer.encode_batch_fast([encodable(text)], add_special_tokens=False)
         return list(encoded.ids)
 
     async def _serve(self) -> None:
@@ -228,7 +193,7 @@ class JudgeModelScorer(Scorer):
         batch, longest = [first], len(first.ids)
         for entry in rest:
             longest = max(longest, len(entry.ids))
-            if len(batch) >= self._options.max_batch or longest * (len(batch) + 1) > self._options.max_tokens:
+            if len(batch) >= self._max_batch or longest * (len(batch) + 1) > self._max_tokens:
                 break
             batch.append(entry)
         chosen = {id(entry) for entry in batch}
@@ -241,32 +206,17 @@ class JudgeModelScorer(Scorer):
         # The classifier finds the end of a row by its padding.
         if not self._likelihood and not self._has_pad and len(batch) > 1:
             return [score for row in batch for score in self._forward([row])]
-        ids, mask = self._padded(batch)
-        if not self._likelihood:
-            logits: list[float] = self._model(input_ids=ids, attention_mask=mask).logits[:, 0].float().tolist()
-            return logits
-        return [min(logprobs) for logprobs in self._answer_logprobs(batch, ids, mask)]
-
-    def _padded(self, batch: list[tuple[list[int], int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """(token ids (B, T), mask (B, T)) of rows."""
         rows = [row for row, _ in batch]
         width = max(map(len, rows))
         ids = torch.tensor([row + [self._pad] * (width - len(row)) for row in rows], device=self._device)
         mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=self._device)
-        return ids, mask
-
-    def _answer_logprobs(
-        self, batch: list[tuple[list[int], int]], ids: torch.Tensor, mask: torch.Tensor
-    ) -> list[list[float]]:
-        """The logprobs of the answers' tokens, the end token included."""
+        if not self._likelihood:
+            logits: list[float] = self._model(input_ids=ids, attention_mask=mask).logits[:, 0].float().tolist()
+            return logits
         hidden = self._model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state  # (B, T, H)
         head = self._model.get_output_embeddings()
         scores = []
-        for b, (row, start) in enumerate(batch):  # logits of answers only: (answer, V)
+        for b, (row, start) in enumerate(batch):  # logits of answers and their end tokens only: (answer, V)
             logprobs = torch.log_softmax(head(hidden[b, start - 1 : len(row) - 1]).float(), dim=-1)
-            scores.append(logprobs.gather(1, ids[b, start : len(row), None])[:, 0].tolist())
+            scores.append(float(logprobs.gather(1, ids[b, start : len(row), None]).min()))
         return scores
-
-
-def _exp(x: float) -> float:
-    return math.exp(min(x, 80.0))

@@ -10,8 +10,7 @@ import re
 from collections.abc import Sequence as Seq
 from typing import Any, Literal
 
-from penstock.judge_service.scoring.questions import Messages
-from penstock.services.domain.errors import invalid
+from penstock.judge_service.scoring.questions import Messages, not_text
 from penstock.services.tool_calls.rendering import calls_text
 from penstock.types.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
@@ -92,7 +91,7 @@ def question_text(prompt: Prompt, index: int) -> str:
         case TextPrompt(text):
             return text
         case TokenPrompt():
-            raise invalid(f"items[{index}].prompt.token_ids", "a language model reads text: send chat or text")
+            raise not_text(index)
 
 
 def harmless(text: str) -> str:

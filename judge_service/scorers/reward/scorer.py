@@ -13,11 +13,10 @@ from typing import Any
 
 from penstock.judge_service.clients.endpoint import Endpoint
 from penstock.judge_service.scoring.interface import RawScore, Scorer
-from penstock.services.domain.errors import PromptTooLong, invalid
+from penstock.judge_service.scoring.questions import plain_prompt
+from penstock.services.domain.errors import PromptTooLong
 from penstock.services.text_threads import TextThread
-from penstock.services.tool_calls.rendering import plain_chat
 from penstock.types.judging import JudgedAnswer
-from penstock.types.prompts import ChatPrompt, TextPrompt, TokenPrompt
 
 
 class RewardScorer(Scorer):
@@ -52,9 +51,9 @@ class RewardScorer(Scorer):
     async def score(self, answers: Seq[JudgedAnswer]) -> list[RawScore]:
         conversations = []
         for i, item in enumerate(answers):
-            chat = _chat(item, i)
+            chat = [*plain_prompt(item.prompt, i), {"role": "assistant", "content": item.answer}]
             characters = sum(len(message["content"]) for message in chat)
-            ids = await self._thread.submit(characters, partial(self._tokens, chat))
+            ids = await self._thread.run(characters, partial(self._tokens, chat))
             if len(ids) > self._context:
                 raise PromptTooLong.by(f"items[{i}].prompt", len(ids), self._context)
             conversations.append(ids)
@@ -62,22 +61,11 @@ class RewardScorer(Scorer):
             rewards = await self._endpoint.post(
                 {"input_ids": conversations}, lambda results: _rewards(results, len(conversations))
             )
-        return [RawScore(reward, 100.0 * _logistic(reward)) for reward in rewards]
+        return [RawScore.of_logit(reward) for reward in rewards]
 
     def _tokens(self, chat: list[dict[str, str]]) -> list[int]:
         rendered: str = self._tokenizer.apply_chat_template(chat, tokenize=False)
         return list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"])
-
-
-def _chat(item: JudgedAnswer, index: int) -> list[dict[str, str]]:
-    match item.prompt:
-        case ChatPrompt(messages):
-            chat = [*plain_chat(messages)]
-        case TextPrompt(text):
-            chat = [{"role": "user", "content": text}]
-        case TokenPrompt():
-            raise invalid(f"items[{index}].prompt.token_ids", "a reward model reads text: send chat or text")
-    return [*chat, {"role": "assistant", "content": item.answer}]
 
 
 def _rewards(results: Any, count: int) -> list[float]:
@@ -93,7 +81,3 @@ def _rewards(results: Any, count: int) -> list[float]:
         if len(values) != 1 or not math.isfinite(values[0]):
             raise ValueError(f"a reward is one number, not {len(values)}: is it a reward model?")
     return [float(values[0]) for values in embeddings]
-
-
-def _logistic(x: float) -> float:
-    return 1.0 / (1.0 + math.exp(min(-x, 80.0)))

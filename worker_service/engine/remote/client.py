@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from penstock.services.domain.errors import Overloaded, PenstockError, PromptTooLong, Unavailable, UnsupportedByModel
+from penstock.services.retry_after import retry_after_s
 from penstock.types.problems import FieldProblem, shortened
 
 _log = logging.getLogger(__name__)
@@ -19,7 +20,6 @@ _log = logging.getLogger(__name__)
 CONNECT_S = 10.0
 EJECTION_S = 5.0
 """For how long an endpoint that failed is tried after all others."""
-MAX_RETRY_AFTER_S = 60.0
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 """Of one line of a stream; more is no chat completion."""
 MAX_ERROR_BYTES = 64 * 1024
@@ -150,13 +150,5 @@ async def _refusal(endpoint: str, response: aiohttp.ClientResponse) -> PenstockE
         field = FieldProblem("request", problem)
         return PromptTooLong(field) if code in _TOO_LONG else UnsupportedByModel(field)
     if status == 429:
-        return Overloaded(f"{endpoint}: {problem}", _retry_after_s(response))
+        return Overloaded(f"{endpoint}: {problem}", retry_after_s(response.headers))
     return Unavailable(f"{endpoint}: {problem}")
-
-
-def _retry_after_s(response: aiohttp.ClientResponse) -> float:
-    try:
-        seconds = float(response.headers.get("Retry-After", ""))
-    except ValueError:  # a date, or nothing
-        return 1.0
-    return min(MAX_RETRY_AFTER_S, seconds) if seconds >= 0 else 1.0  # NaN, too

@@ -1,5 +1,5 @@
 """Runs code that models wrote, in a sandbox."""
 
-from penstock.judge_service.scorers.code.sandbox.bubblewrap import Sandbox, SandboxLimits, SandboxUnavailable
+from penstock.judge_service.scorers.code.sandbox.bubblewrap import Sandbox, SandboxUnavailable
 
-__all__ = ["Sandbox", "SandboxLimits", "SandboxUnavailable"]
+__all__ = ["Sandbox", "SandboxUnavailable"]

@@ -15,12 +15,13 @@ import secrets
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAM = "bwrap"
 MAX_REPORT_BYTES = 256  # a report has two short lines
 STARTED = b"started"
+LIMITS = {"memory_bytes": 512 << 20, "processes": 16, "file_bytes": 16 << 20}
+"""Of what runs in a sandbox: memory of each process, processes at once, size of files."""
 _RUNNER = Path(__file__).with_name("runner.py")
 
 
@@ -28,24 +29,14 @@ class SandboxUnavailable(Exception):
     """The sandbox cannot be used on this machine; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxLimits:
-    """wall_s: after which a run is ended. The others hold inside: memory of each process, processes at once, size of files.
+class Sandbox:
+    """Runs programs with their tests.
 
-    A process may use wall_s of CPU time, rounded up.
+    wall_s: after which a run is ended. A process may use as much CPU time, rounded up.
     """
 
-    wall_s: float
-    memory_bytes: int = 512 * 2**20
-    processes: int = 16
-    file_bytes: int = 16 * 2**20
-
-
-class Sandbox:
-    """Runs programs with their tests."""
-
-    def __init__(self, limits: SandboxLimits) -> None:
-        self._limits = limits
+    def __init__(self, wall_s: float) -> None:
+        self._wall_s = wall_s
 
     async def start(self) -> None:
         """Make sure that programs can be run.
@@ -66,23 +57,15 @@ class Sandbox:
         Raises:
             SandboxUnavailable: The program could not be started.
         """
-        mark, limits = secrets.token_hex(16), self._limits
-        job = {
-            "preamble": preamble,
-            "program": program,
-            "tests": list(tests),
-            "mark": mark,
-            "cpu_s": math.ceil(limits.wall_s),
-            "memory_bytes": limits.memory_bytes,
-            "file_bytes": limits.file_bytes,
-            "processes": limits.processes,
-        }
+        mark = secrets.token_hex(16)
+        program_and_tests = {"preamble": preamble, "program": program, "tests": list(tests), "mark": mark}
+        job = {**program_and_tests, "cpu_s": math.ceil(self._wall_s), **LIMITS}
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*command(), stdin=pipe, stdout=pipe, stderr=pipe)
         report, errors = b"", b""
         try:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(limits.wall_s):
+                async with asyncio.timeout(self._wall_s):
                     report = await _report(process, json.dumps(job).encode())
                     if STARTED not in report and process.stderr is not None:
                         errors = await process.stderr.read(MAX_REPORT_BYTES)
