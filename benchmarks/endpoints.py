@@ -25,7 +25,7 @@ from benchmarks.public_data import DataMissing
 from benchmarks.real_models.prompts import MAX_TOKENS, Task, tasks
 from benchmarks.real_models.records import RUN_S, is_right
 from penstock import AsyncClient, Options
-from penstock.judge_service.scorers.code.sandbox import Sandbox
+from penstock.judge_service.scorers.code.sandbox.bubblewrap import Sandbox
 from penstock.local.cpu_time import group_cpu_s
 from penstock.local.mesh import LocalMesh
 from penstock.placement.mesh_input import MeshOptions

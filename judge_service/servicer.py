@@ -46,10 +46,8 @@ class JudgeServicer(judge_pb2_grpc.JudgeServiceServicer):
         for result, answer in zip(results, answers, strict=True):
             tier = answer.tier if answer.tier in self._tiers else UNKNOWN_TIER
             self._scores.record(result.score, labels | {"penstock.tier": tier})
-        span = trace.get_current_span()
-        span.set_attributes(
-            {"penstock.scorer": scorer, "penstock.scores": [round(result.score, 1) for result in results]}
-        )
+        scores = [round(result.score, 1) for result in results]
+        trace.get_current_span().set_attributes({"penstock.scorer": scorer, "penstock.scores": scores})
         return pb.ScoreResponse(
             results=[to_message(result, pb.ScoreResult) for result in results],
             scorer=scorer,

@@ -55,74 +55,39 @@ async def compose(chassis: Chassis) -> None:
         raise SettingsError(f"tiers: {tier.name}: {error}") from error
     chassis.stack.push_async_callback(engine.close)
     chassis.watch(engine.failed())
-    info = engine.info
-    tracker = LoadTracker(engine, chassis.telemetry.meter, tier.name)
-    options, view, slots = chassis.mesh.stages, MeshView(), bidding.TransferSlots(chassis.mesh.stages.max_transfers)
+    info, meter, options = engine.info, chassis.telemetry.meter, chassis.mesh.stages
+    tracker = LoadTracker(engine, meter, tier.name)
+    view, slots = MeshView(), bidding.TransferSlots(options.max_transfers)
     bids = bidding.Sender(slots)
-    stages = StageTracker(
-        chassis.instance_id,
-        tier.name,
-        view,
-        bids,
-        refine_s=options.refine_s,
-        move_s=functools.partial(_move_s, tracker, _kv_token_bytes(engine)),
-    )
-    feed = await chassis.stack.enter_async_context(
-        MeshFeed(
-            chassis.redis,
-            chassis.keys,
-            view,
-            interval_s=options.look_s,
-            group=tier_group(tier.name),
-            sample=stages.sample,
-        )
-    )
-    observe_unusable_entries(chassis.telemetry.meter, lambda: feed.unusable_entries)
+    moves_s = functools.partial(_move_s, tracker, _kv_token_bytes(engine))
+    stages = StageTracker(chassis.instance_id, tier.name, view, bids, refine_s=options.refine_s, move_s=moves_s)
+    group, look_s = tier_group(tier.name), options.look_s
+    feed = MeshFeed(chassis.redis, chassis.keys, view, interval_s=look_s, group=group, sample=stages.sample)
+    await chassis.stack.enter_async_context(feed)
+    observe_unusable_entries(meter, lambda: feed.unusable_entries)
     transfers = TransferQueue(
-        chassis.instance_id,
-        slots,
-        bids,
-        engine,
-        tracker.load,
-        chassis.telemetry.meter,
-        max_running=tier.max_running,
-        tier=tier.name,
+        chassis.instance_id, slots, bids, engine, tracker.load, meter, max_running=tier.max_running, tier=tier.name
     )
     sender: KvSender | None = None
     receiver: KvReceiver | None = None
     if isinstance(engine, KvTransferring):
-        channels = await chassis.stack.enter_async_context(ChannelPool(chassis.certificates))
+        connect = functools.partial(dial, await chassis.stack.enter_async_context(ChannelPool(chassis.certificates)))
         fixed = options.kv_bandwidth_gb_per_s
-        sender = KvSender(
-            engine,
-            functools.partial(dial, channels),
-            chassis.telemetry.meter,
-            options.max_transfers,
-            shares_memory=options.shared_memory,
-            bytes_per_s=None if fixed is None else fixed * 1e9,
-        )
-        tracker.bandwidth = sender.bandwidth
-        receiver = KvReceiver(engine, options.max_transfers)
+        bytes_per_s = None if fixed is None else fixed * 1e9
+        most, shares_memory = options.max_transfers, options.shared_memory
+        sender = KvSender(engine, connect, meter, most, shares_memory=shares_memory, bytes_per_s=bytes_per_s)
+        bandwidth = sender.bandwidth
+        tracker.kv_bytes_per_s = lambda: bandwidth.bytes_per_s
+        receiver = KvReceiver(engine, most)
         chassis.stack.push_async_callback(sender.close)
         chassis.stack.push_async_callback(receiver.close)
+    heartbeats = Heartbeats(HEARTBEAT_S)
     replies = Replies(
-        engine,
-        stages,
-        Heartbeats(HEARTBEAT_S),
-        chassis.telemetry.meter,
-        instance_id=chassis.instance_id,
-        tier=tier.name,
-        receiver=receiver,
+        engine, stages, heartbeats, meter, instance_id=chassis.instance_id, tier=tier.name, receiver=receiver
     )
+    find = functools.partial(_address_of, feed)
     servicer = WorkerServicer(
-        engine,
-        tracker,
-        replies,
-        transfers,
-        chassis.telemetry,
-        address_of=functools.partial(_address_of, feed),
-        sender=sender,
-        receiver=receiver,
+        engine, tracker, replies, transfers, chassis.telemetry, address_of=find, sender=sender, receiver=receiver
     )
     chassis.stack.callback(servicer.text_work.close)
     for server in (chassis.server, chassis.admin):
@@ -202,7 +167,7 @@ def _kv_token_bytes(engine: Engine) -> float:
 
 def _move_s(tracker: LoadTracker, token_bytes: float, tokens: int) -> float | None:
     """How long a move takes; None while the bandwidth is not known."""
-    bytes_per_s = tracker.bandwidth.bytes_per_s
+    bytes_per_s = tracker.kv_bytes_per_s()
     return move_s(tokens, token_bytes, bytes_per_s) if bytes_per_s > 0 or token_bytes == 0 else None
 
 

@@ -24,7 +24,7 @@ from benchmarks.real_models.generate import AT_ONCE, Asker, Store, answers, load
 from benchmarks.real_models.prompts import MAX_TOKENS, MODELS, Set, Task, tasks
 from benchmarks.real_models.records import RUN_S, passed
 from penstock.judge_service.scorers.code.examples import examples_in
-from penstock.judge_service.scorers.code.sandbox import Sandbox
+from penstock.judge_service.scorers.code.sandbox.bubblewrap import Sandbox
 from penstock.types.prompts import ChatMessage, ChatPrompt, TokenPrompt
 from penstock.types.replies import TokenFrame
 from penstock.types.requests import GenerationRequest

@@ -16,7 +16,7 @@ from benchmarks.real_models.generate import BELIEVED, SAMPLES, Store, yes_share
 from benchmarks.real_models.prompts import FILES, MODELS, Task, tasks
 from penstock.judge_service.scorers.code.examples import code_in, examples_in
 from penstock.judge_service.scorers.code.extension import program_in
-from penstock.judge_service.scorers.code.sandbox import Sandbox
+from penstock.judge_service.scorers.code.sandbox.bubblewrap import Sandbox
 from penstock.judge_service.scoring.comparison import same
 
 FOLDER = report.RESULTS / "real_models"

@@ -62,15 +62,9 @@ def fit(raw: Seq[float], good: Seq[bool], uncalibrated: Seq[float], groups: Seq[
         raise too_few(len(good))
     x, y = np.asarray(raw, float), np.asarray(good, float)
     knots_x, knots_y = _curve(x, y)
-    scores = held_out_scores(raw, good, groups)
-    return Calibration(
-        tuple(knots_x),
-        tuple(knots_y),
-        len(x),
-        metrics.brier(scores, good),
-        metrics.brier(uncalibrated, good),
-        auc(raw, good),
-    )
+    brier = metrics.brier(held_out_scores(raw, good, groups), good)
+    before = metrics.brier(uncalibrated, good)
+    return Calibration(tuple(knots_x), tuple(knots_y), len(x), brier, before, auc(raw, good))
 
 
 def held_out_scores(raw: Seq[float], good: Seq[bool], groups: Seq[Hashable] | None = None) -> list[float]:

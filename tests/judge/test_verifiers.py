@@ -12,7 +12,7 @@ from penstock.judge_service.clients.tier_client import TierChat
 from penstock.judge_service.compose import read_options
 from penstock.judge_service.scorers.code.examples import code_in, examples_in
 from penstock.judge_service.scorers.code.extension import CodeScorer, program_in
-from penstock.judge_service.scorers.code.sandbox import Sandbox, SandboxUnavailable
+from penstock.judge_service.scorers.code.sandbox.bubblewrap import Sandbox, SandboxUnavailable
 from penstock.judge_service.scorers.confidence import ConfidenceScorer
 from penstock.judge_service.scorers.consistency import Consistency, ConsistencyScorer
 from penstock.judge_service.scorers.exact import ExactScorer

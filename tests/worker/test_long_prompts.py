@@ -227,7 +227,7 @@ async def test_the_prompt_of_a_request_that_moves_in_is_tokenized_while_its_kv_i
     driving = asyncio.create_task(incoming.drive(TransferOpening("t", engine.kv_layout, tuple([65] * 40))))
     assert isinstance(await asyncio.wait_for(incoming.answers.get(), 60), TransferAccepted)
     assert await asyncio.to_thread(watch.begun.wait, 60), "without a closing"
-    incoming.put(SourceLost())
+    incoming.inbox.put_nowait(SourceLost())
     await asyncio.wait_for(driving, 60)
     with pytest.raises(Unavailable, match="ended the transfer"):
         await anext(incoming.events())

@@ -11,11 +11,12 @@ stdout: a line of JSON for each trial, [number, problem], null for none, as they
 import base64
 import contextlib
 import json
+import multiprocessing
 import os
 import resource
-import select
 import signal
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import NoReturn
 
@@ -47,41 +48,45 @@ class _Stdin:
 
 @dataclass(slots=True)
 class _Child:
-    """A process that tries grammars. trials, results: the ends of its pipes. number: of the trial that it runs, if any."""
+    """A process that tries grammars, and our end of the pipe to it. number: of the trial that it runs, if any."""
 
-    process: int
-    trials: int
-    results: int
+    process: "multiprocessing.process.BaseProcess"
+    pipe: "Connection[tuple[str, str], str | None]"
     memory_bytes: int
     number: int | None = None
 
-    def start(self, trial: bytes) -> None:
-        self.number, _, _ = json.loads(trial)
-        data = trial + b"\n"
+    @classmethod
+    def forked(cls, vocabulary: Vocabulary) -> "_Child":
+        ours, theirs = multiprocessing.Pipe()
+        process = multiprocessing.get_context("fork").Process(
+            target=_serve, args=(ours, theirs, vocabulary), daemon=True
+        )
+        process.start()
+        theirs.close()
+        assert process.pid is not None
+        return cls(process, ours, _memory_bytes(process.pid))
+
+    def start(self, number: int, text: str, field: str) -> None:
+        self.number = number
         with contextlib.suppress(BrokenPipeError):  # `take` tells of its end
-            while data:
-                data = data[os.write(self.trials, data) :]
+            self.pipe.send((text, field))
 
     def take(self) -> bool:
         """Pass on the result that has come; False if the child has ended or is of no more use."""
-        result = os.read(self.results, select.PIPE_BUF)
         number, self.number = self.number, None
-        if result:
-            os.write(_STDOUT, result)
-            return _memory_bytes(self.process) <= self.memory_bytes + KEPT_BYTES
+        try:
+            problem, ended = self.pipe.recv(), False
+        except (EOFError, ConnectionError):
+            problem, ended = TOO_EXPENSIVE, True
         if number is not None:
-            os.write(_STDOUT, _line(number, TOO_EXPENSIVE))
-        return False
+            os.write(_STDOUT, json.dumps([number, problem]).encode() + b"\n")
+        assert self.process.pid is not None
+        return not ended and _memory_bytes(self.process.pid) <= self.memory_bytes + KEPT_BYTES
 
     def end(self) -> None:
-        self.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.process, signal.SIGKILL)
-        os.waitpid(self.process, 0)
-
-    def close(self) -> None:
-        os.close(self.trials)
-        os.close(self.results)
+        self.pipe.close()
+        self.process.kill()
+        self.process.join()
 
 
 def main() -> None:
@@ -90,8 +95,8 @@ def main() -> None:
     stdin, vocabulary = _Stdin(), None
     children: list[_Child] = []
     while not stdin.ended:
-        ready, _, _ = select.select([_STDIN, *(child.results for child in children)], [], [])
-        for child in [each for each in children if each.results in ready]:
+        ready = wait([_STDIN, *(child.pipe for child in children)])
+        for child in [each for each in children if each.pipe in ready]:
             if not child.take():
                 child.end()
                 children.remove(child)
@@ -102,24 +107,11 @@ def main() -> None:
                 continue
             idle = next((child for child in children if child.number is None), None)
             if idle is None:
-                idle = _fork(vocabulary, children)
+                idle = _Child.forked(vocabulary)
                 children.append(idle)
-            idle.start(line)
+            idle.start(*json.loads(line))
     for child in children:
         child.end()
-
-
-def _fork(vocabulary: Vocabulary, others: list[_Child]) -> _Child:
-    (trials, to_child), (results, from_child) = os.pipe(), os.pipe()
-    if (process := os.fork()) == 0:
-        for other in others:
-            other.close()  # their ends are told by the ends of their pipes
-        for pipe in (_STDIN, _STDOUT, to_child, results):
-            os.close(pipe)
-        _serve(trials, from_child, vocabulary)
-    os.close(trials)
-    os.close(from_child)
-    return _Child(process, to_child, results, _memory_bytes(process))
 
 
 def _spelled_otherwise(_: bytes) -> list[int]:
@@ -127,14 +119,16 @@ def _spelled_otherwise(_: bytes) -> list[int]:
     return []
 
 
-def _serve(trials: int, results: int, vocabulary: Vocabulary) -> NoReturn:
+def _serve(parents: "Connection", trials: "Connection", vocabulary: Vocabulary) -> NoReturn:
     """Compile one grammar after another within the limits. Beyond them, the kernel ends this process."""
     try:
+        parents.close()  # so that this process notices the end of the other one
+        os.close(_STDOUT)
         limit = _memory_bytes(os.getpid()) + MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        for line in os.fdopen(trials, "rb"):
-            number, text, field = json.loads(line)
+        while True:
+            text, field = trials.recv()
             signal.setitimer(signal.ITIMER_PROF, CPU_S)  # of CPU time; its signal ends the process
             problem = None
             try:
@@ -142,20 +136,14 @@ def _serve(trials: int, results: int, vocabulary: Vocabulary) -> NoReturn:
             except InvalidRequest as error:
                 problem = error.problems[0].problem
             signal.setitimer(signal.ITIMER_PROF, 0)
-            os.write(results, _line(number, problem))
-    except BaseException:  # a panic of the library, or no memory
+            trials.send(problem)
+    except BaseException:  # no more trials, a panic of the library, or no memory
         os._exit(1)
-    os._exit(0)
 
 
 def _memory_bytes(process: int) -> int:
     """Of the addresses of a process."""
     return int(Path(f"/proc/{process}/statm").read_text().split()[0]) * resource.getpagesize()
-
-
-def _line(number: int, problem: str | None) -> bytes:
-    """A result, of less than PIPE_BUF."""
-    return json.dumps([number, problem]).encode() + b"\n"
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 
 from penstock.services.background import end
 from penstock.services.domain.errors import AlreadyRunning, Overloaded, PenstockError, Unavailable
@@ -25,7 +25,7 @@ from penstock.types.workers import (
 from penstock.worker_service.engine.interface import Blocks, EngineEvent, KvTransferring, LastBlocks, blocks_from
 from penstock.worker_service.migration import target
 from penstock.worker_service.migration.segment import TargetSegment, content, opened
-from penstock.worker_service.migration.sender import ANSWER_S, MAX_TRANSFER_S
+from penstock.worker_service.migration.sender import MAX_TRANSFER_S, next_event
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class IncomingReply:
         self._engine, self.transfer_id, self._request = engine, transfer_id, request
         self._on_tokens = on_tokens
         self._phase = target.TargetPhase.AWAITING
-        self._inbox: asyncio.Queue[target.TargetEvent] = asyncio.Queue()
+        self.inbox: asyncio.Queue[target.TargetEvent] = asyncio.Queue()
         self._opened = asyncio.Event()
         self._entered: asyncio.Future[_Entered] = asyncio.get_running_loop().create_future()
         self._taken = False
@@ -83,12 +83,9 @@ class IncomingReply:
         self._opened.set()
         return not called
 
-    def put(self, event: target.TargetEvent) -> None:
-        self._inbox.put_nowait(event)
-
     async def lost(self) -> None:
         """Handle the end of the router's stream."""
-        self._inbox.put_nowait(target.RouterLost())
+        self.inbox.put_nowait(target.RouterLost())
         if self._entered.done() and not self._entered.cancelled() and self._entered.exception() is None:
             if not self._taken:
                 await self._entered.result()[1].aclose()
@@ -102,7 +99,7 @@ class IncomingReply:
             while self._phase not in (target.TargetPhase.RUNNING, target.TargetPhase.DROPPED):
                 if self._entered.cancelled():  # the loss of the router precedes other events
                     follow_ups.appendleft(target.RouterLost())
-                event = follow_ups.popleft() if follow_ups else await self._next()
+                event = follow_ups.popleft() if follow_ups else await next_event(self.inbox, target.SourceLost())
                 self._phase, effects = target.advance(self._phase, event)
                 for effect in effects:
                     try:
@@ -122,12 +119,6 @@ class IncomingReply:
             if not self._entered.done():
                 self._entered.set_exception(Unavailable("the transfer failed"))
             self.answers.put_nowait(None)
-
-    async def _next(self) -> target.TargetEvent:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(ANSWER_S):
-                return await self._inbox.get()
-        return target.SourceLost()
 
     async def _perform(self, effect: target.TargetEffect, layout: KvLayout) -> target.TargetEvent | None:
         engine, name = self._engine, self.transfer_id
@@ -225,7 +216,7 @@ class KvReceiver:
                 yield message
         finally:
             await end(pump)
-            incoming.put(target.SourceLost())
+            incoming.inbox.put_nowait(target.SourceLost())
 
     async def close(self) -> None:
         await end(*self._drivers)
@@ -234,6 +225,6 @@ class KvReceiver:
     async def _pump(messages: AsyncIterator[ToTarget], incoming: IncomingReply) -> None:
         try:
             async for message in messages:
-                incoming.put(message)
+                incoming.inbox.put_nowait(message)
         finally:
-            incoming.put(target.SourceLost())
+            incoming.inbox.put_nowait(target.SourceLost())

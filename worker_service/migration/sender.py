@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from opentelemetry.metrics import Meter
 
@@ -31,8 +31,18 @@ from penstock.worker_service.migration.outgoing import OutgoingChunks
 
 _log = logging.getLogger(__name__)
 
+_Event = TypeVar("_Event")
+
 ANSWER_S = 5.0  # a peer that is silent for this long counts as lost
 MAX_TRANSFER_S = 120.0  # limit of a whole move, the wait for the transfer ahead of it at the source included
+
+
+async def next_event(events: asyncio.Queue[_Event], silent: _Event) -> _Event:
+    """The next event; `silent` if there is none in time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(ANSWER_S):
+            return await events.get()
+    return silent
 
 
 class Wire(Protocol):
@@ -162,10 +172,7 @@ class _Transfer:
 
     async def _drive(self, wire: Wire) -> None:
         while not self._state.over:
-            event: source.SourceEvent = TransferFailed(f"the target was silent for {ANSWER_S:g} s")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ANSWER_S):
-                    event = await self.events.get()
+            event = await next_event(self.events, TransferFailed(f"the target was silent for {ANSWER_S:g} s"))
             match event:
                 case TransferAccepted():
                     self._chunks.accepted(event.shares_segment)

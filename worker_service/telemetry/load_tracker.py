@@ -9,7 +9,6 @@ from opentelemetry.metrics import Meter, Observation
 from penstock.services.domain.instances import Load
 from penstock.types.mesh_status import Drafting
 from penstock.worker_service.engine.interface import Engine, Speculating, StepPredicting
-from penstock.worker_service.migration.bandwidth import BandwidthEstimate
 
 _Observe = Callable[[], Iterable[Observation]]
 
@@ -39,8 +38,8 @@ class LoadTracker:
 
     def __init__(self, engine: Engine, meter: Meter, tier: str) -> None:
         self._engine, self._labels, self._meter = engine, {"penstock.tier": tier}, meter
-        self.bandwidth = BandwidthEstimate()
-        """At which rate KV moves from here."""
+        self.kv_bytes_per_s: Callable[[], float] = lambda: 0.0
+        """At which rate KV moves from here; 0 while unknown."""
         for name, unit, description, read in OF_LOAD:
             self._gauge(name, unit, description, partial(self._of_load, read))
         if engine.steps is not None:
@@ -86,7 +85,7 @@ class LoadTracker:
         self._gauge("penstock.worker.draft_acceptance", "", about, share)
 
     def load(self) -> Load:
-        return replace(self._engine.load(), kv_bytes_per_s=self.bandwidth.bytes_per_s)
+        return replace(self._engine.load(), kv_bytes_per_s=self.kv_bytes_per_s())
 
     def _of_load(self, read: Callable[[Load], float]) -> Iterable[Observation]:
         yield self._observed(read(self.load()))

@@ -11,18 +11,16 @@ from penstock.services.reasoning import REASONING_FORMATS
 from penstock.services.tool_calls.formats import FORMATS
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # of tokenizer.ggml.token_type
-_END_NAMES = frozenset(
-    (
-        "<|endoftext|>",
-        "<|end_of_text|>",
-        "<|eot_id|>",
-        "<|eom_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<|eot|>",
-        "<end_of_turn>",
-    )
-)
+_END_NAMES = {
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|eot|>",
+    "<end_of_turn>",
+}
 """Control tokens that end a reply whatever the file says, as in llama.cpp."""
 _MARKS = frozenset(mark for form in FORMATS.values() for mark in (form.begin, form.end) if mark) | frozenset(
     mark for marks in REASONING_FORMATS.values() for mark in (marks.begin, marks.end)

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from typing import Literal, Self
 
 from penstock.judge_service.scorers.code.examples import code_in, examples_in
-from penstock.judge_service.scorers.code.sandbox import Sandbox, SandboxUnavailable
+from penstock.judge_service.scorers.code.sandbox.bubblewrap import Sandbox, SandboxUnavailable
 from penstock.judge_service.scoring.extension import ScorerSite, TimedScorer
 from penstock.judge_service.scoring.interface import RawScore, Scorer
 from penstock.services.background import gathered
