@@ -110,7 +110,7 @@ async def test_text_that_fails_ends_its_request_alone(engine: LoopEngine, monkey
     stream, steps = engine.tokenizer.stream, 0
 
     class Failing:
-        def step(self, token_id: int) -> str:
+        def __call__(self, token_id: int) -> str:
             nonlocal steps
             steps += 1
             if steps > 3:

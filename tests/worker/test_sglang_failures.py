@@ -36,7 +36,7 @@ async def test_text_that_fails_ends_its_request_alone(
         """As pyo3's."""
 
     class Failing:
-        def step(self, token_id: int) -> str:
+        def __call__(self, token_id: int) -> str:
             raise Panic
 
     with monkeypatch.context() as patch:
