@@ -97,10 +97,10 @@ class HostLogits:
         ranked, sure = np.zeros((len(probabilities), top), np.float32), np.zeros(len(probabilities), np.int64)
         for row, values in enumerate(probabilities):
             if top >= self.vocabulary:
-                found = np.arange(self.vocabulary)
+                likely = np.arange(self.vocabulary)
             else:
-                found = np.flatnonzero(values > np.partition(values, -top)[-top])
-            order = found[np.argsort(-values[found], kind="stable")]
+                likely = np.flatnonzero(values > np.partition(values, -top)[-top])
+            order = likely[np.argsort(-values[likely], kind="stable")]
             sure[row] = len(order)
             ids[row, : len(order)], ranked[row, : len(order)] = order, values[order]
         return Ranked(ids, ranked, sure, probabilities.sum(-1))
@@ -118,8 +118,8 @@ class HostLogits:
 
 def _most_likely(row: F32, top: int) -> I64:
     """Of one row, the `top` tokens with the most, in descending order, equal ones by their id."""
-    found = np.flatnonzero(row >= np.partition(row, -top)[-top])
-    return found[np.argsort(-row[found], kind="stable")][:top]
+    likely = np.flatnonzero(row >= np.partition(row, -top)[-top])
+    return likely[np.argsort(-row[likely], kind="stable")][:top]
 
 
 def forbidden_by(allowed: Bits, vocabulary: int) -> npt.NDArray[np.bool_]:
