@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import penstock
-from penstock.planner_service.codecs.plan_file import served_tiers
+from penstock.planner_service.manifests.mesh_tiers import mesh_tiers
 from penstock.planner_service.question.site import ONE_GPU, Site
 from penstock.planner_service.routing.grading import REPLY_TOKENS
 from penstock.services.acceptance.pipeline import OF_TIERS
@@ -104,8 +104,9 @@ def mesh_file(site: Site, tiers: Sequence[Manifest]) -> Manifest:
 
 def planned_tiers(plan: CascadePlan) -> list[Manifest]:
     """What a plan says of each tier in a mesh file, but for rules that were fitted to a judge."""
-    entries = list[Manifest]()
-    for tier, (threshold, count) in zip(plan.tiers, served_tiers(plan), strict=True):
+    entries, counts = list[Manifest](), [tier.instances for tier in plan.tiers]
+    served = mesh_tiers([tier.threshold for tier in plan.tiers[:-1]], counts)
+    for tier, (threshold, count) in zip(plan.tiers, served, strict=True):
         limit = {} if threshold is None else {"threshold": threshold}
         entries.append({"workers": count, **limit, **rules_in_mesh(OF_TIERS, tier)})
     return entries
