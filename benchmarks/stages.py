@@ -185,7 +185,7 @@ def _verdict(verdict: Any) -> dict[str, Any]:
     """The changes one by one, as results have them."""
     figures = asdict(verdict)
     changes = figures.pop("changes")
-    return figures | changes._asdict() | {"sentence": verdict.sentence}
+    return {**figures, **changes._asdict(), "sentence": verdict.sentence}
 
 
 def sweep_bandwidth(name: str) -> dict[str, Any]:

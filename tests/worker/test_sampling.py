@@ -211,7 +211,7 @@ def test_tokens_beyond_the_vocabulary_have_no_logit() -> None:
         (SamplingParams(logit_bias={1: math.nan}), "logit_bias"),
         (SamplingParams(logit_bias={2**31: 1.0}), "logit_bias"),
         (SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0)), "logit_bias"),
-        (SamplingParams(stop_token_ids=(-1,)), "stop_token_ids"),
+        (SamplingParams(stop_token_ids=(-1,)), "stop_token_ids[0]"),
         (SamplingParams(stop_token_ids=tuple(range(65))), "stop_token_ids"),
     ],
 )
