@@ -205,3 +205,8 @@ def check(*problems: Iterable[FieldProblem]) -> None:
 def invalid(field: str, problem: str) -> InvalidRequest:
     """An InvalidRequest about one field."""
     return InvalidRequest(FieldProblem(field, problem))
+
+
+def unsupported(field: str, problem: str) -> UnsupportedByModel:
+    """An UnsupportedByModel about one field."""
+    return UnsupportedByModel(FieldProblem(field, problem))

@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
-from penstock.services.domain.errors import PromptTooLong, UnsupportedByModel, invalid
-from penstock.types.problems import FieldProblem
+from penstock.services.domain.errors import PromptTooLong, invalid, unsupported
 from penstock.types.replies import FinishReason, PositionLogprobs, TokenLogprob
 from penstock.types.requests import GenerationRequest
 from penstock.types.sampling import SamplingParams
@@ -49,7 +48,7 @@ def check_tokens(sampling: SamplingParams, vocab_size: int) -> None:
     ):
         if token_ids and max(token_ids) >= vocab_size:
             problem = f"token {max(token_ids)} is unknown to the model, whose token ids end at {vocab_size - 1}"
-            raise UnsupportedByModel(FieldProblem(f"sampling.{field}", problem))
+            raise unsupported(f"sampling.{field}", problem)
 
 
 def resumed_text(request: GenerationRequest, tokenizer: Tokenizer) -> ReplyText:

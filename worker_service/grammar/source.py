@@ -7,9 +7,8 @@ else. Within calls it is one character at most, as models are trained to write t
 import json
 from dataclasses import dataclass
 
-from penstock.services.domain.errors import UnsupportedByModel, invalid
+from penstock.services.domain.errors import invalid, unsupported
 from penstock.services.tool_calls.formats import ToolFormat
-from penstock.types.problems import FieldProblem
 from penstock.types.prompts import ChatPrompt
 from penstock.types.requests import GenerationRequest
 from penstock.types.structured import StructuredOutput, StructureKind
@@ -44,9 +43,7 @@ def grammar_characters(request: GenerationRequest, form: ToolFormat | None) -> i
     """
     structured, tool_use = request.sampling.structured_output, _tool_use(request)
     if tool_use.offered and form is None:
-        raise UnsupportedByModel(
-            FieldProblem("prompt.chat.tool_use.tools", "this model's chat template takes no tools")
-        )
+        raise unsupported("prompt.chat.tool_use.tools", "this model's chat template takes no tools")
     enforced = _enforces_calls(tool_use, structured)
     size = sum(len(tool.parameters) for tool in tool_use.callable) if enforced else 0
     if structured is not None:

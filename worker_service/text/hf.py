@@ -10,14 +10,13 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerFast
 
-from penstock.services.domain.errors import UnsupportedByModel, invalid
+from penstock.services.domain.errors import invalid, unsupported
 from penstock.services.gguf import is_gguf
 from penstock.services.prompt_bounds import byte_alphabet, characters_per_token, parts
 from penstock.services.reasoning import ReasoningFormat, format_of_template
 from penstock.services.tool_calls.formats import FORMATS, ToolFormat
 from penstock.services.tool_calls.formats import format_of_template as tool_format_of_template
 from penstock.services.tool_calls.rendering import encodable, template_chat
-from penstock.types.problems import FieldProblem
 from penstock.types.prompts import NO_EFFORT, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from penstock.worker_service.text.decoding import BYTE_TOKEN, WindowStream, byte_level_stream
 from penstock.worker_service.text.gguf import gguf_tokenizer
@@ -83,9 +82,7 @@ class HfTokenizer:
         if not self._tokenizer.chat_template:
             raise invalid("prompt.chat", "this model has no chat template: send text or token ids")
         if prompt.tool_use.offered and self.tool_format is None:
-            raise UnsupportedByModel(
-                FieldProblem("prompt.chat.tool_use.tools", "this model's chat template takes no tools")
-            )
+            raise unsupported("prompt.chat.tool_use.tools", "this model's chat template takes no tools")
         options = self._reasoning_options(prompt)
         chat, tools = template_chat(prompt)
         render = self._tokenizer.apply_chat_template
@@ -97,7 +94,7 @@ class HfTokenizer:
                 cause = str(error)[:MAX_TEMPLATE_MESSAGE_CHARS]
             problem = f"the model's chat template refuses them: {cause}"
             if self.tool_format is None and any(m.tool_calls or m.role == "tool" for m in prompt.messages):
-                raise UnsupportedByModel(FieldProblem("prompt.chat.messages", problem)) from None
+                raise unsupported("prompt.chat.messages", problem) from None
             raise invalid("prompt.chat.messages", problem) from None
 
     def _reasoning_options(self, prompt: ChatPrompt) -> dict[str, Any]:
@@ -113,12 +110,12 @@ class HfTokenizer:
         if effort and effort != NO_EFFORT:
             if "reasoning_effort" not in self._template:
                 problem = "this model's chat template has no levels of effort"
-                raise UnsupportedByModel(FieldProblem("prompt.chat.reasoning_effort", problem))
+                raise unsupported("prompt.chat.reasoning_effort", problem)
             options["reasoning_effort"] = effort
         if not options and wish is not (self.reasoning_format is not None):  # it always reasons, or never
             field = "prompt.chat.thinking" if prompt.thinking is not None else "prompt.chat.reasoning_effort"
             problem = f"this model's chat template cannot switch its reasoning {'on' if wish else 'off'}"
-            raise UnsupportedByModel(FieldProblem(field, problem))
+            raise unsupported(field, problem)
         return options
 
     def _ids(self, text: str, context_tokens: int | None, *, special: bool) -> list[int]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from penstock.services.domain.errors import PromptTooLong, UnsupportedByModel, invalid
+from penstock.services.domain.errors import PromptTooLong, invalid, unsupported
 from penstock.services.reasoning import ReasoningFormat
 from penstock.services.tool_calls.formats import HERMES, ToolFormat
 from penstock.services.tool_calls.rendering import calls_text
@@ -104,7 +104,7 @@ class ByteTokenizer:
             case ChatPrompt(messages, tool_use):
                 if prompt.wants_reasoning:
                     field = "reasoning_effort" if prompt.thinking is None else "thinking"
-                    raise UnsupportedByModel(FieldProblem(f"prompt.chat.{field}", "this model does not reason"))
+                    raise unsupported(f"prompt.chat.{field}", "this model does not reason")
                 text = _tools_text(tool_use) + "".join(map(_message_text, messages)) + "assistant: "
         check_characters(self, len(text), context_tokens)
         encoded = text.encode("utf-8", "replace")

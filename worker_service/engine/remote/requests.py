@@ -1,12 +1,11 @@
 """Requests in the format of a remote endpoint. No I/O."""
 
 import json
-from collections.abc import Set
+from collections.abc import Collection
 from typing import Any
 
-from penstock.services.domain.errors import UnsupportedByModel
+from penstock.services.domain.errors import unsupported
 from penstock.services.tool_calls.rendering import template_tool
-from penstock.types.problems import FieldProblem
 from penstock.types.prompts import NO_EFFORT, ChatMessage, ChatPrompt
 from penstock.types.requests import GenerationRequest
 from penstock.types.sampling import SamplingParams
@@ -17,7 +16,7 @@ Json = dict[str, Any]
 
 
 def chat_body(
-    request: GenerationRequest, model: str, extensions: Set[str], limit_field: str, *, logprobs: bool = True
+    request: GenerationRequest, model: str, extensions: Collection[str], limit_field: str, *, logprobs: bool = True
 ) -> Json:
     """The body of a streamed chat completion.
 
@@ -30,7 +29,7 @@ def chat_body(
     """
     prompt, sampling = request.prompt, request.sampling
     if not isinstance(prompt, ChatPrompt):
-        raise _unsupported("prompt", "this tier is a remote endpoint, which takes chats")
+        raise unsupported("prompt", "this tier is a remote endpoint, which takes chats")
     body: Json = {
         "model": model,
         "messages": [_message(message) for message in prompt.messages],
@@ -51,11 +50,11 @@ def _logprobs(top: int | None, *, given: bool) -> Json:
     if top is None or not (given or top):
         return {}
     if not given:
-        raise _unsupported("sampling.top_logprobs", "this tier's endpoint gives no log-probabilities")
+        raise unsupported("sampling.top_logprobs", "this tier's endpoint gives no log-probabilities")
     return {"logprobs": True, "top_logprobs": max(1, top)}  # for 0, llama.cpp gives none at all
 
 
-def _sampling(sampling: SamplingParams, extensions: Set[str]) -> Json:
+def _sampling(sampling: SamplingParams, extensions: Collection[str]) -> Json:
     values: Json = {name: value for name in ("temperature", "top_p") if (value := getattr(sampling, name)) is not None}
     if sampling.seed is not None and not sampling.greedy:
         values["seed"] = sampling.seed & 0x7FFFFFFF  # some endpoints take 32 bits
@@ -77,7 +76,7 @@ def _sampling(sampling: SamplingParams, extensions: Set[str]) -> Json:
     return values
 
 
-def _form(form: StructuredOutput, extensions: Set[str]) -> Json:
+def _form(form: StructuredOutput, extensions: Collection[str]) -> Json:
     match form.kind:
         case StructureKind.JSON_OBJECT:
             return {"response_format": {"type": "json_object"}}
@@ -105,7 +104,7 @@ def _tools(tool_use: ToolUse) -> Json:
     return body
 
 
-def _reasoning(prompt: ChatPrompt, extensions: Set[str]) -> Json:
+def _reasoning(prompt: ChatPrompt, extensions: Collection[str]) -> Json:
     wish, effort = prompt.wants_reasoning, prompt.reasoning_effort
     if wish is None:
         return {}
@@ -132,10 +131,6 @@ def _message(message: ChatMessage) -> Json:
     return body
 
 
-def _needs(extension: str, field: str, extensions: Set[str]) -> None:
+def _needs(extension: str, field: str, extensions: Collection[str]) -> None:
     if extension not in extensions:
-        raise _unsupported(field, f"this tier's endpoint does not take `{extension}` (openai.extensions)")
-
-
-def _unsupported(field: str, problem: str) -> UnsupportedByModel:
-    return UnsupportedByModel(FieldProblem(field, problem))
+        raise unsupported(field, f"this tier's endpoint does not take `{extension}` (openai.extensions)")

@@ -1,9 +1,8 @@
 """The bytes of a remote reply in place of its tokens, which the endpoint does not tell."""
 
-from penstock.services.domain.errors import UnsupportedByModel
+from penstock.services.domain.errors import unsupported
 from penstock.services.reasoning import ReasoningFormat
 from penstock.services.tool_calls.formats import ToolFormat
-from penstock.types.problems import FieldProblem
 from penstock.types.prompts import Prompt
 from penstock.worker_service.engine.remote.deltas import REASONING_FORMAT, TOOL_FORMAT
 from penstock.worker_service.text import ByteTokenizer
@@ -23,4 +22,4 @@ class RemoteTokenizer(ByteTokenizer):
         """Raises:
         UnsupportedByModel: Always: the endpoint renders and tokenizes prompts.
         """
-        raise UnsupportedByModel(FieldProblem("prompt", "this tier is a remote endpoint, whose tokens are not known"))
+        raise unsupported("prompt", "this tier is a remote endpoint, whose tokens are not known")

@@ -8,9 +8,8 @@ import json
 import re
 from typing import Any
 
-from penstock.services.domain.errors import UnsupportedByModel
+from penstock.services.domain.errors import unsupported
 from penstock.services.tool_calls.formats import ToolFormat
-from penstock.types.problems import FieldProblem
 from penstock.types.prompts import ChatPrompt
 from penstock.types.requests import GenerationRequest
 from penstock.types.sampling import SamplingParams
@@ -51,9 +50,7 @@ def sampling_form(request: GenerationRequest, form: ToolFormat | None, *, enforc
     """
     added = _added(request, form)
     if added and not enforces:
-        raise UnsupportedByModel(
-            FieldProblem(FIELD, "this SGLang server was started without a tokenizer or a grammar backend")
-        )
+        raise unsupported(FIELD, "this SGLang server was started without a tokenizer or a grammar backend")
     return added
 
 
@@ -63,12 +60,10 @@ def _added(request: GenerationRequest, form: ToolFormat | None) -> dict[str, Any
     if not tool_use.offered:
         return _structure(structured) if structured is not None else {}
     if form is None:
-        raise UnsupportedByModel(
-            FieldProblem("prompt.chat.tool_use.tools", "this model's chat template takes no tools")
-        )
+        raise unsupported("prompt.chat.tool_use.tools", "this model's chat template takes no tools")
     required = tool_use.choice.mode is ToolMode.REQUIRED
     if structured is not None and not required:
-        raise UnsupportedByModel(FieldProblem(FIELD, "cannot be combined with tools that need not be called"))
+        raise unsupported(FIELD, "cannot be combined with tools that need not be called")
     if required or any(tool.strict for tool in tool_use.offered):
         return {"structural_tag": json.dumps({"type": "structural_tag", "format": _calls(tool_use, form)})}
     return {}
@@ -86,9 +81,7 @@ def _structure(structured: StructuredOutput) -> dict[str, Any]:
             return {"regex": "|".join(f"({re.escape(choice)})" for choice in structured.choice)}
         case StructureKind.GRAMMAR:
             if "::=" not in structured.text:
-                raise UnsupportedByModel(
-                    FieldProblem(f"{FIELD}.grammar", "this engine takes GBNF, not Lark's notation")
-                )
+                raise unsupported(f"{FIELD}.grammar", "this engine takes GBNF, not Lark's notation")
             return {"ebnf": structured.text}
 
 
