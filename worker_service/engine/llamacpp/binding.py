@@ -33,68 +33,36 @@ class LibraryUnusable(Exception):
     """There is no library of llama.cpp, or it is not the version that this module is written for."""
 
 
+def _fields(*kinds: tuple[type, str]) -> tuple[tuple[str, type], ...]:
+    """The fields of a struct, from their types in order and the names of each."""
+    return tuple((name, kind) for kind, names in kinds for name in names.split())
+
+
 class ModelParams(ctypes.Structure):
-    _fields_ = (
-        ("devices", c_void_p),
-        ("tensor_buft_overrides", c_void_p),
-        ("n_gpu_layers", c_int32),
-        ("split_mode", c_int32),
-        ("load_mode", c_int32),
-        ("lazy_mode", c_int32),
-        ("main_gpu", c_int32),
-        ("tensor_split", c_void_p),
-        ("progress_callback", c_void_p),
-        ("progress_callback_user_data", c_void_p),
-        ("kv_overrides", c_void_p),
-        ("vocab_only", c_bool),
-        ("check_tensors", c_bool),
-        ("use_extra_bufts", c_bool),
-        ("no_host", c_bool),
-        ("no_alloc", c_bool),
-        ("load_mtp", c_bool),
+    _fields_ = _fields(
+        (c_void_p, "devices tensor_buft_overrides"),
+        (c_int32, "n_gpu_layers split_mode load_mode lazy_mode main_gpu"),
+        (c_void_p, "tensor_split progress_callback progress_callback_user_data kv_overrides"),
+        (c_bool, "vocab_only check_tensors use_extra_bufts no_host no_alloc load_mtp"),
     )
 
 
 class ContextParams(ctypes.Structure):
-    _fields_ = (
-        ("n_ctx", c_uint32),
-        ("n_batch", c_uint32),
-        ("n_ubatch", c_uint32),
-        ("n_seq_max", c_uint32),
-        ("n_rs_seq", c_uint32),
-        ("n_outputs_max", c_uint32),
-        ("n_outputs_max_per_seq", c_uint32),
-        ("n_threads", c_int32),
-        ("n_threads_batch", c_int32),
-        ("ctx_type", c_int32),
-        ("rope_scaling_type", c_int32),
-        ("pooling_type", c_int32),
-        ("attention_type", c_int32),
-        ("flash_attn_type", c_int32),
-        ("rope_freq_base", c_float),
-        ("rope_freq_scale", c_float),
-        ("yarn_ext_factor", c_float),
-        ("yarn_attn_factor", c_float),
-        ("yarn_beta_fast", c_float),
-        ("yarn_beta_slow", c_float),
-        ("yarn_orig_ctx", c_uint32),
-        ("defrag_thold", c_float),
-        ("cb_eval", c_void_p),
-        ("cb_eval_user_data", c_void_p),
-        ("type_k", c_int32),
-        ("type_v", c_int32),
-        ("moe_cache_size", c_size_t),
-        ("abort_callback", c_void_p),
-        ("abort_callback_data", c_void_p),
-        ("embeddings", c_bool),
-        ("offload_kqv", c_bool),
-        ("no_perf", c_bool),
-        ("op_offload", c_bool),
-        ("swa_full", c_bool),
-        ("kv_unified", c_bool),
-        ("samplers", c_void_p),
-        ("n_samplers", c_size_t),
-        ("ctx_other", c_void_p),
+    _fields_ = _fields(
+        (c_uint32, "n_ctx n_batch n_ubatch n_seq_max n_rs_seq n_outputs_max n_outputs_max_per_seq"),
+        (c_int32, "n_threads n_threads_batch ctx_type"),
+        (c_int32, "rope_scaling_type pooling_type attention_type flash_attn_type"),
+        (c_float, "rope_freq_base rope_freq_scale yarn_ext_factor yarn_attn_factor yarn_beta_fast yarn_beta_slow"),
+        (c_uint32, "yarn_orig_ctx"),
+        (c_float, "defrag_thold"),
+        (c_void_p, "cb_eval cb_eval_user_data"),
+        (c_int32, "type_k type_v"),
+        (c_size_t, "moe_cache_size"),
+        (c_void_p, "abort_callback abort_callback_data"),
+        (c_bool, "embeddings offload_kqv no_perf op_offload swa_full kv_unified"),
+        (c_void_p, "samplers"),
+        (c_size_t, "n_samplers"),
+        (c_void_p, "ctx_other"),
     )
 
 
@@ -131,13 +99,9 @@ _FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "llama_model_is_hybrid": (c_bool, (c_void_p,)),
     "llama_model_is_diffusion": (c_bool, (c_void_p,)),
     "llama_vocab_n_tokens": (c_int32, (c_void_p,)),
-    "llama_vocab_is_eog": (c_bool, (c_void_p, Token)),
-    "llama_tokenize": (c_int32, (c_void_p, c_char_p, c_int32, POINTER(Token), c_int32, c_bool, c_bool)),
     "llama_init_from_model": (c_void_p, (c_void_p, ContextParams)),
     "llama_free": (None, (c_void_p,)),
     "llama_get_memory": (c_void_p, (c_void_p,)),
-    "llama_batch_init": (Batch, (c_int32, c_int32, c_int32)),
-    "llama_batch_free": (None, (Batch,)),
     "llama_decode": (c_int32, (c_void_p, Batch)),
     "llama_get_logits": (POINTER(c_float), (c_void_p,)),
     "llama_memory_seq_rm": (c_bool, (c_void_p, c_int32, c_int32, c_int32)),
@@ -214,18 +178,13 @@ def load_library(path: Path) -> ctypes.CDLL:
 def _layout_is_ours(library: ctypes.CDLL) -> bool:
     """Whether the library's default parameters make sense in our structs: a development version may change them unsaid."""
     model, context = library.llama_model_default_params(), library.llama_context_default_params()
-    numbers = (
-        model.n_gpu_layers,
-        model.load_mode,
-        model.use_extra_bufts,
-        context.n_ctx,
-        context.n_batch,
-        context.n_ubatch,
+    return (
+        (model.n_gpu_layers, model.load_mode, model.use_extra_bufts) == (-1, -1, True)
+        and (context.n_ctx, context.n_batch, context.n_ubatch) == (512, 2048, 512)
+        and context.n_threads == context.n_threads_batch > 0
+        and (context.flash_attn_type, context.type_k, context.type_v) == (-1, 1, 1)
+        and (context.no_perf, context.swa_full) == (True, True)
     )
-    known = (-1, -1, True, 512, 2048, 512)
-    threads = context.n_threads == context.n_threads_batch > 0
-    kinds = (context.flash_attn_type, context.type_k, context.type_v, context.no_perf, context.swa_full)
-    return numbers == known and threads and kinds == (-1, 1, 1, True, True)
 
 
 def model_problem(library: ctypes.CDLL, file: Path) -> str:

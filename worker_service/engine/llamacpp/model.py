@@ -1,8 +1,7 @@
 """A GGUF model in llama.cpp, and a context that computes with it."""
 
 import ctypes
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,12 +23,7 @@ class LlamaModel:
     """The weights of a GGUF file, in memory. Freed with the last reference."""
 
     def __init__(
-        self,
-        file: Path,
-        library: str = "",
-        *,
-        gpu: bool = False,
-        progress: Callable[[float], None] = lambda _: None,
+        self, file: Path, library: str = "", *, gpu: bool = False, progress: Callable[[float], None] = lambda _: None
     ) -> None:
         """library: a file of llama.cpp's library; empty: that of the package. gpu: put all layers on the GPUs. progress: told
         the share that is loaded.
@@ -57,22 +51,9 @@ class LlamaModel:
         self.handle = api.llama_model_load_from_file(str(file).encode(), params)
         if not self.handle:
             raise EngineUnusable(f"{file}: llama.cpp cannot load it: {binding.logged_error()}")
-        unsuited = (
-            (
-                "has an encoder",
-                api.llama_model_has_encoder(self.handle) or not api.llama_model_has_decoder(self.handle),
-            ),
-            (
-                "has recurrent layers",
-                api.llama_model_is_recurrent(self.handle) or api.llama_model_is_hybrid(self.handle),
-            ),
-            ("generates by diffusion", api.llama_model_is_diffusion(self.handle)),
-        )
-        for what, is_so in unsuited:
-            if is_so:  # its state cannot be cut back to a position, nor shared up to one
-                raise EngineUnusable(f"{file}: the model {what}: serve it by llama.cpp's server, as engine: openai")
-        self.vocab = api.llama_model_get_vocab(self.handle)
-        self.vocab_size = int(api.llama_vocab_n_tokens(self.vocab))
+        if unsuited := self._unsuited():
+            raise EngineUnusable(f"{file}: the model {unsuited}: serve it by llama.cpp's server, as engine: openai")
+        self.vocab_size = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.handle)))
         self.context_tokens = int(api.llama_model_n_ctx_train(self.handle))
         self.parameters = int(api.llama_model_n_params(self.handle))
 
@@ -80,22 +61,21 @@ class LlamaModel:
         if getattr(self, "handle", None):
             self.api.llama_model_free(self.handle)
 
-    def tokenize(self, text: str, *, special: bool = True) -> list[int]:
-        """llama.cpp's own tokens of a text. special: with those that begin a text, and marks in it read as such."""
-        data = text.encode()
-        room = len(data) + 8
-        tokens = (binding.Token * room)()
-        count = self.api.llama_tokenize(self.vocab, data, len(data), tokens, room, special, special)
-        if count < 0:
-            raise ValueError(f"the text has {-count} tokens, more than bytes")
-        return list(tokens[:count])
+    def _unsuited(self) -> str:
+        """Why the state of a sequence cannot be cut back to a position, nor shared up to one; empty if it can."""
+        api, model = self.api, self.handle
+        if api.llama_model_has_encoder(model) or not api.llama_model_has_decoder(model):
+            return "has an encoder"
+        if api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model):
+            return "has recurrent layers"
+        return "generates by diffusion" if api.llama_model_is_diffusion(model) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """Tokens of one sequence from position `start` on; the last `logits` of them have logits."""
 
-    tokens: Seq[int]
+    tokens: Sequence[int]
     start: int
     sequence: int
     logits: int
@@ -142,7 +122,7 @@ class LlamaContext:
         if getattr(self, "_handle", None):
             self._api.llama_free(self._handle)
 
-    def decode(self, parts: Seq["Part"]) -> npt.NDArray[np.float32]:
+    def decode(self, parts: Sequence["Part"]) -> npt.NDArray[np.float32]:
         """Compute up to `batch` tokens; (those with logits, V) logits, valid until the next call.
 
         Raises:

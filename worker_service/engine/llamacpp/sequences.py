@@ -13,8 +13,7 @@ prompt of 384 tokens takes 1.35 times as long, a step of eight replies 1.18 time
 that no row has named for some steps is saved as well, a few blocks at a time.
 """
 
-from collections.abc import Collection
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -66,7 +65,7 @@ class Sequences:
         if number is not None:
             self._shorten(number, max(0, len(self._slots[number].table) - SAVED_BLOCKS) * self._size)
 
-    def place(self, name: str, blocks: Seq[int], start: int, end: int, busy: set[int]) -> int:
+    def place(self, name: str, blocks: Sequence[int], start: int, end: int, busy: set[int]) -> int:
         """The number of a sequence that gets the tokens from `start` to before `end`, in `blocks`. It then has those before
         `start`, and nothing behind them.
 
@@ -108,7 +107,7 @@ class Sequences:
             self._lose(number, block)
         self._saved[block] = data
 
-    def _begin(self, name: str, table: Seq[int], busy: set[int]) -> int:
+    def _begin(self, name: str, table: Sequence[int], busy: set[int]) -> int:
         """Give a sequence a number and the blocks that others have computed."""
         old = self._named.pop(name, None)
         if old is not None:
