@@ -129,9 +129,9 @@ def test_the_modules_share_the_memory_of_the_fused_weights() -> None:
         assert torch.equal(parameter, before[name]), name
     for layer, weights in zip(model.model.layers, forward._layers, strict=True):
         for module in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
-            assert module.weight.untyped_storage().data_ptr() == weights.qkv.untyped_storage().data_ptr()
+            assert module.weight.untyped_storage().data_ptr() == weights.qkv.weight.untyped_storage().data_ptr()
         for module in (layer.mlp.gate_proj, layer.mlp.up_proj):
-            assert module.weight.untyped_storage().data_ptr() == weights.gate_up.untyped_storage().data_ptr()
+            assert module.weight.untyped_storage().data_ptr() == weights.gate_up.weight.untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize(

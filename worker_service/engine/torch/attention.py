@@ -32,7 +32,7 @@ class KvPool:
         self, layers: int, blocks: int, block_tokens: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: str
     ) -> None:
         self.layers, self.blocks, self.block_tokens = layers, blocks, block_tokens
-        self.kv_heads, self.head_dim = kv_heads, head_dim
+        self.kv_heads, self.head_dim, self._elements = kv_heads, head_dim, block_tokens * kv_heads * head_dim
         # zeros, not empty: values beyond the end of a sequence are multiplied by weight 0 and must not be NaN
         keys = torch.zeros((layers, blocks, kv_heads, head_dim, block_tokens), dtype=dtype, device=device)
         values = torch.zeros((layers, blocks, kv_heads, block_tokens, head_dim), dtype=dtype, device=device)
@@ -66,10 +66,6 @@ class KvPool:
             k[at] = tensor[:, layer, 0].unflatten(1, k.shape[1:])
             v[at] = tensor[:, layer, 1].unflatten(1, v.shape[1:])
 
-    @property
-    def _elements(self) -> int:
-        return self.block_tokens * self.kv_heads * self.head_dim
-
     def _bits(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Keys and values of all layers, each (layers, blocks, elements)."""
         assert self.stacked is not None
@@ -100,11 +96,7 @@ class PagedBatch:
     """The data for the attention of one step. `place` must be called before `attend`."""
 
     def __init__(
-        self,
-        pool: KvPool,
-        segments: list[Segment],
-        tables: npt.NDArray[np.int64],
-        threads: KernelThreads | None,
+        self, pool: KvPool, segments: list[Segment], tables: npt.NDArray[np.int64], threads: KernelThreads | None
     ) -> None:
         """tables: (sequences, most blocks). threads: of the compiled CPU kernel, which computes segments of up to
         KERNEL_TOKENS; None: without it."""
@@ -147,7 +139,7 @@ class PagedBatch:
         """
         out = torch.empty((qkv.shape[0], heads * self.pool.head_dim), dtype=qkv.dtype, device=qkv.device)
         if self._threads is not None:
-            self._attend_with_kernel(self._threads, layer, qkv, heads, scale, out, stored=stored)
+            self._attend_with_kernel(layer, qkv, heads, scale, out, stored=stored)
         else:
             self._attend_with_gathered(layer, qkv, heads, scale, out)
         for segment in self._long:
@@ -155,15 +147,7 @@ class PagedBatch:
         return out
 
     def _attend_with_kernel(
-        self,
-        threads: KernelThreads,
-        layer: int,
-        qkv: torch.Tensor,
-        heads: int,
-        scale: float,
-        out: torch.Tensor,
-        *,
-        stored: bool,
+        self, layer: int, qkv: torch.Tensor, heads: int, scale: float, out: torch.Tensor, *, stored: bool
     ) -> None:
         """The short segments, by the compiled kernel."""
         k_pool, v_pool = self.pool.arrays[layer]
@@ -180,7 +164,8 @@ class PagedBatch:
         def part(first: int, last: int) -> None:
             kernels.attend(q, heads, pool, where, scale, result.numpy(), first, last)
 
-        threads.run(part, self._cuts)
+        assert self._threads is not None
+        self._threads.run(part, self._cuts)
         if not exact:
             out.copy_(result)
 

@@ -72,7 +72,7 @@ class Embedding(nn.Module):
 class Rotary(nn.Module):
     """The default rotary frequencies."""
 
-    rope_type, attention_scaling = "default", 1.0
+    attention_scaling = 1.0
 
     def __init__(self, head_dim: int, theta: float) -> None:
         super().__init__()
@@ -97,27 +97,18 @@ class PlainModel(nn.Module):
         def layer() -> nn.Module:
             attention, mlp, whole = nn.Module(), nn.Module(), nn.Module()
             queries, keys = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
-            for name, inputs, outputs in (
-                ("q_proj", hidden, queries),
-                ("k_proj", hidden, keys),
-                ("v_proj", hidden, keys),
-                ("o_proj", queries, hidden),
-            ):
-                attention.add_module(name, product(name, inputs, outputs))
+            attention.q_proj = product("q_proj", hidden, queries)
+            attention.k_proj = product("k_proj", hidden, keys)
+            attention.v_proj = product("v_proj", hidden, keys)
+            attention.o_proj = product("o_proj", queries, hidden)
             if config.model_type == "qwen3":
-                attention.add_module("q_norm", Norm(head_dim, eps))
-                attention.add_module("k_norm", Norm(head_dim, eps))
+                attention.q_norm, attention.k_norm = Norm(head_dim, eps), Norm(head_dim, eps)
             attention.scaling = head_dim**-0.5
-            for name, inputs, outputs in (
-                ("gate_proj", hidden, config.intermediate_size),
-                ("up_proj", hidden, config.intermediate_size),
-                ("down_proj", config.intermediate_size, hidden),
-            ):
-                mlp.add_module(name, product(name, inputs, outputs))
-            whole.add_module("self_attn", attention)
-            whole.add_module("mlp", mlp)
-            whole.add_module("input_layernorm", Norm(hidden, eps))
-            whole.add_module("post_attention_layernorm", Norm(hidden, eps))
+            mlp.gate_proj = product("gate_proj", hidden, config.intermediate_size)
+            mlp.up_proj = product("up_proj", hidden, config.intermediate_size)
+            mlp.down_proj = product("down_proj", config.intermediate_size, hidden)
+            whole.self_attn, whole.mlp = attention, mlp
+            whole.input_layernorm, whole.post_attention_layernorm = Norm(hidden, eps), Norm(hidden, eps)
             return whole
 
         self.model = nn.Module()
@@ -162,7 +153,6 @@ def read_config(folder: Path) -> SimpleNamespace | None:
         **{name: content[name] for name in NEEDED},
         model_type=kind,
         head_dim=content.get("head_dim") or content["hidden_size"] // content["num_attention_heads"],
-        hidden_act="silu",
         rms_norm_eps=float(content.get("rms_norm_eps", 1e-6)),
         rope_theta=float(rope.get("rope_theta") or content.get("rope_theta") or DEFAULT_ROPE_THETA),
         dtype=content.get("dtype") or content.get("torch_dtype"),
@@ -186,8 +176,6 @@ def read_model(
             name: stack.enter_context(safe_open(str(folder / name), framework="pt")) for name in set(names.values())
         }
         biases = frozenset(name.split(".")[-2] for name in names if name.endswith(".bias"))
-        config.attention_bias = bool(biases & {"q_proj", "k_proj", "v_proj", "o_proj"})
-        config.mlp_bias = bool(biases & {"gate_proj", "up_proj", "down_proj"})
         chosen = DTYPES.get(config.dtype if dtype == "auto" else dtype)
         tied = config.tie_word_embeddings or "lm_head.weight" not in names
         with torch.device("meta"):

@@ -1,6 +1,6 @@
 """Runs steps of a transformers model over paged KV."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -10,13 +10,7 @@ from penstock.types.workers import KvLayout
 from penstock.worker_service.engine.logits import HostLogits, Logits
 from penstock.worker_service.engine.row_results import row_results
 from penstock.worker_service.engine.runner import Row, RowResult
-from penstock.worker_service.engine.torch.attention import (
-    KERNEL_DTYPES,
-    KernelThreads,
-    KvPool,
-    PagedBatch,
-    numbers,
-)
+from penstock.worker_service.engine.torch.attention import KERNEL_DTYPES, KernelThreads, KvPool, PagedBatch, numbers
 from penstock.worker_service.engine.torch.compiled_draft import CompiledDraft
 from penstock.worker_service.engine.torch.compiled_forward import CompiledForward, can_compile
 from penstock.worker_service.engine.torch.device_logits import DeviceLogits
@@ -46,13 +40,13 @@ class TorchRunner:
         layout: KvLayout,
         *,
         threads: int = 1,
-        kernel: bool | None = None,
-        compiled: bool | None = None,
+        kernel: bool = True,
+        compiled: bool = True,
     ) -> None:
         """Take over the model, whose weights are fused.
 
-        threads: of the compiled CPU kernel. kernel: whether to use it; None: depends on device and dtype. compiled: whether
-        the whole pass is compiled, which needs the kernel; None: with one thread, if it suits the model.
+        threads: of the compiled CPU kernel. kernel: use it where device and dtype allow it. compiled: compile the whole pass
+        where the kernel is used, with one thread, if it suits the model.
         """
         device = model.device
         self._model, self._device = model, device
@@ -60,28 +54,25 @@ class TorchRunner:
         self._pool = KvPool(
             layout.layers, blocks, layout.block_tokens, layout.kv_heads, layout.head_dim, model.dtype, str(device)
         )
-        if kernel is None:
-            kernel = device.type == "cpu" and model.dtype in KERNEL_DTYPES
-        if compiled is None:
-            compiled = threads == 1 and can_compile(model)
+        kernel = kernel and device.type == "cpu" and model.dtype in KERNEL_DTYPES
+        compiled = compiled and kernel and threads == 1 and can_compile(model)
         self._threads = KernelThreads(threads) if kernel else None
-        self._compiled = CompiledForward(model, self._pool) if kernel and compiled else None
+        self._compiled = CompiledForward(model, self._pool) if compiled else None
         self._forward: FusedForward | None = None
         if self._compiled is None:
-            exact = kernel and model.dtype == torch.float32
-            self._forward = FusedForward(model, compiled=exact)
+            self._forward = FusedForward(model, compiled=kernel and model.dtype == torch.float32)
 
     def compiled_draft(self) -> CompiledDraft | None:
         """The compiled loop that drafts with this model, over the same pool; None without the compiled pass."""
         return CompiledDraft(self._compiled) if self._compiled is not None else None
 
-    def run(self, rows: Seq[Row]) -> list[RowResult]:
+    def run(self, rows: Sequence[Row]) -> list[RowResult]:
         if self._compiled is not None:  # no parameter of a module takes part
             return self._run(rows)
         with torch.inference_mode():
             return self._run(rows)
 
-    def _run(self, rows: Seq[Row]) -> list[RowResult]:
+    def _run(self, rows: Sequence[Row]) -> list[RowResult]:
         size = self._pool.block_tokens
         tokens: list[int] = []
         segments: list[Segment] = []
@@ -116,12 +107,12 @@ class TorchRunner:
         logits = self._model.lm_head(states).float()
         return HostLogits(logits.numpy()) if self._device.type == "cpu" else DeviceLogits(logits)
 
-    def read_blocks(self, blocks: Seq[int], out: npt.NDArray[np.generic] | None = None) -> npt.NDArray[np.generic]:
+    def read_blocks(self, blocks: Sequence[int], out: npt.NDArray[np.generic] | None = None) -> npt.NDArray[np.generic]:
         into = None
         if out is not None:
             into = torch.from_numpy(out)
             into = into.view(torch.bfloat16) if self._model.dtype == torch.bfloat16 else into
         return numbers(self._pool.read(list(blocks), into))
 
-    def write_blocks(self, blocks: Seq[int], data: npt.NDArray[np.generic]) -> None:
+    def write_blocks(self, blocks: Sequence[int], data: npt.NDArray[np.generic]) -> None:
         self._pool.write(list(blocks), np.ascontiguousarray(data))
