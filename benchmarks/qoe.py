@@ -97,8 +97,7 @@ def passes_of(core: EngineCore, rounds: int, clock: Callable[[], float]) -> dict
     for number in range(rounds):
         for i in order.sample(range(len(turns)), len(turns)):
             kind, cell = turns[i]
-            measured = measure_qoe(core, [cell], seed=SEED + number * len(turns) + i, clock=clock)
-            samples[kind] += [(sample.load, sample.cost_s) for sample in measured]
+            samples[kind] += measure_qoe(core, [cell], seed=SEED + number * len(turns) + i, clock=clock)
     return samples
 
 

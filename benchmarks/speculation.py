@@ -74,7 +74,7 @@ class _Result:
     predicted_tokens_per_s: float | None
 
 
-def _core(drafters: tuple[str, ...], *, compiled: bool | None = None) -> EngineCore:
+def _core(drafters: tuple[str, ...], *, compiled: bool = True) -> EngineCore:
     most = max(BATCHES)
     options = TorchEngineOptions(FAMILY / TARGET, TARGET, kv_tokens=32_768, max_running=most, max_step_tokens=1024)
     core, _ = torch_core(options, SystemClock())

@@ -23,7 +23,7 @@ from penstock.planner_service.simulator import EngineLimits, Replica, Served, Wo
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.types.prompts import TokenPrompt
-from penstock.types.replies import FinishReason, TokenFrame
+from penstock.types.replies import TokenFrame
 from penstock.types.requests import GenerationRequest
 from penstock.types.sampling import SamplingParams
 from penstock.worker_service.engine.core import EngineCore
@@ -107,7 +107,7 @@ class TorchSubject:
                 decoding |= stepped
         finally:
             for name in names:
-                core.abort(name, FinishReason.ABORTED)
+                core.abort(name)
         return median(times) if times else None
 
     def prefill_s(self, tokens: int, seed: int) -> float:
@@ -177,8 +177,7 @@ class SglangSubject:
         return Replica(ReplicaShape(server.tp, server.pp), latency, server.kv_tokens, limits)
 
     def samples(self, seed: int, enough: Callable[[], bool]) -> list[Sample]:
-        samples = self._loop.run(measure_server(self._client, self._server, self._vocabulary, seed=seed, enough=enough))
-        return [(sample.load, sample.seconds) for sample in samples]
+        return self._loop.run(measure_server(self._client, self._server, self._vocabulary, seed=seed, enough=enough))
 
     def decode_step_s(self, lengths: Sequence[int], seed: int) -> float | None:
         draw = random.Random(seed)
@@ -186,7 +185,7 @@ class SglangSubject:
         async def measure() -> float | None:
             await self._client.forget_prefixes()
             samples = await measure_decodes(self._client, [_prompt(draw, self._vocabulary, n) for n in lengths])
-            return samples[0].seconds if samples else None
+            return samples[0][1] if samples else None
 
         return self._loop.run(measure())
 

@@ -107,15 +107,15 @@ def measure_drafts() -> None:
         took = {f"{way}_s": round(s, 1) for way, s in seconds.items()}
         groups.append({"prompts": len(group), "same": len(group) - len(gaps), "gaps": gaps, **took})
         print(groups[-1], flush=True)
-    counts = core.proposals.state()
+    counts = core.proposals.of_sources
     figures = {
         "small": small,
         "large": large,
         "set": DRAFTED,
         "at_once": AT_ONCE,
         "cpu": _ratio(groups),
-        "accepted": counts.accepted["given"],
-        "verified": counts.verified["given"],
+        "accepted": counts.accepted,
+        "verified": counts.verified,
         "groups": groups,
     }
     print(figures["cpu"], report.write("real_models/drafts", figures))

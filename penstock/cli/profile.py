@@ -90,22 +90,21 @@ def profile(
             limits = EngineLimits(max_running, max_step_tokens, info.kv_block_tokens)
             shape, room = ReplicaShape(1, 1), info.kv_blocks * info.kv_block_tokens
     qoe_model, held_out, batches, uncertainty = fitted or (None, 0.0, 0, None)
-    pairs = [(sample.load, sample.seconds) for sample in samples]
     with planner_error_handling():
-        latency, mean_error = fit_latency(pairs)
+        latency, mean_error = fit_latency(samples)
     replica = Replica(shape, latency, room, limits)
-    engine = "sglang" if sglang else info.engine
+    engine, steps = "sglang" if sglang else info.engine, tuple(samples)
     measured = Profile(
-        model.name, engine, machine, replica, tuple(pairs), mean_error, None, qoe_model, held_out, kv_bytes, uncertainty
+        model.name, engine, machine, replica, steps, mean_error, None, qoe_model, held_out, kv_bytes, uncertainty
     )
     write_profile(out, measured)
     if json:
-        figures = {"samples": len(pairs), "mean_error": mean_error, "latency": latency, "out": str(out)}
+        figures = {"samples": len(samples), "mean_error": mean_error, "latency": latency, "out": str(out)}
         finite = uncertainty if uncertainty is not None and math.isfinite(uncertainty) else None
         about = {"qoe_requests": batches, "qoe_error": held_out, "qoe_context_uncertainty": finite}
         print_json({**figures, "qoe": qoe_model, **about})
         return
-    console.print(f"{len(pairs)} step loads, mean error of the fit {mean_error:.1%}", highlight=False)
+    console.print(f"{len(samples)} step loads, mean error of the fit {mean_error:.1%}", highlight=False)
     print_written(out)
     if qoe_model is not None:
         console.print(f"QoE: {batches} requests, mean error on the held-out half {held_out:.1%}", highlight=False)
@@ -148,10 +147,9 @@ def _fitted_qoe(
     samples = measure_qoe(core, profile_cells(core), seed=seed, on_progress=show, most_s=MEASURE_S)
     if len(samples) < LEAST_SAMPLES:
         return None
-    batches = [(sample.load, sample.cost_s) for sample in samples]
-    held_out = float(np.abs(qoe_errors(fit_qoe(batches[::2]), batches[1::2])).mean())
-    model = fit_qoe(batches)
-    return model, held_out, len(batches), context_uncertainty(model, batches)
+    held_out = float(np.abs(qoe_errors(fit_qoe(samples[::2]), samples[1::2])).mean())
+    model = fit_qoe(samples)
+    return model, held_out, len(samples), context_uncertainty(model, samples)
 
 
 async def _of_server(

@@ -68,13 +68,12 @@ def test_an_engine_is_measured_and_left_as_it_was() -> None:
     assert core.idle
     assert core.scheduler.pool.free == free
     assert seen[-1][0] == seen[-1][1]
-    decodes = {s.load.tokens for s in samples if s.load.pairs == 0}
-    assert {1, 2, 4} <= decodes
-    assert max(s.load.tokens for s in samples) == 64
-    assert any(s.load.longest_gap > 0 for s in samples)
-    assert all(s.seconds > 0 for s in samples)
+    assert {1, 2, 4} <= {load.tokens for load, _ in samples if load.pairs == 0}
+    assert max(load.tokens for load, _ in samples) == 64
+    assert any(load.longest_gap > 0 for load, _ in samples)
+    assert all(seconds > 0 for _, seconds in samples)
     assert len(samples) > 5 * DECODES
-    model, error = fit_latency([(s.load, s.seconds) for s in samples])
+    model, error = fit_latency(samples)
     assert error < 1
     assert model.step_s(StepLoad(4, 100)) > 0
 
@@ -91,13 +90,12 @@ def test_batches_are_measured_over_whole_lives_and_leave_the_engine_as_it_was() 
     assert core.idle
     assert core.scheduler.pool.free == free
     assert len(samples) >= 2 * (1 + 2 + 4)  # more where several end in the last step
-    assert {round(s.load.requests) for s in samples} == {1, 2, 4}
-    for sample in samples:
-        n, inputs, squared, tokens = sample.load
+    assert {round(load.requests) for load, _ in samples} == {1, 2, 4}
+    for (n, inputs, squared, tokens), cost_s in samples:
         assert n * 32 * 0.5 < tokens < n * 128
         assert inputs < tokens
         assert squared >= inputs * inputs / n * 0.99
-        assert sample.cost_s > 0
+        assert cost_s > 0
 
 
 def test_measuring_batches_ends_with_its_time_and_leaves_the_engine_idle() -> None:
@@ -118,7 +116,7 @@ def test_the_measured_batches_tell_the_cost_of_inputs_from_that_of_lengths_so_fa
     options = TorchEngineOptions(FAMILY / "small", "small", kv_tokens=2048, max_running=8, max_step_tokens=256)
     core, _ = torch_core(options, SystemClock())
     ticks, rng = itertools.count(), np.random.default_rng(3)
-    loads = [s.load for s in measure_qoe(core, profile_cells(core), clock=lambda: float(next(ticks)))]
+    loads = [load for load, _ in measure_qoe(core, profile_cells(core), clock=lambda: float(next(ticks)))]
     true = QoeModel(1e-3, 1e-4, 2e-6, 0.0, 2e-6)
     samples = [(load, request_cost_s(true, load) * rng.normal(1, 0.1)) for load in loads]
     found = fit_qoe(samples)

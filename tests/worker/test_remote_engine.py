@@ -14,6 +14,7 @@ from aiohttp import web
 from penstock import InvalidRequestError, Options, StructuredOutput, Tool
 from penstock.services.domain.errors import Overloaded, Unavailable, UnsupportedByModel
 from penstock.services.mesh_check import check_mesh_file
+from penstock.services.mesh_schema import MeshTier
 from penstock.services.processes import free_port
 from penstock.types.prompts import ChatMessage, ChatPrompt, TextPrompt
 from penstock.types.replies import FinishReason, TokenFrame
@@ -22,7 +23,8 @@ from penstock.types.sampling import SamplingParams
 from penstock.types.structured import StructuredOutput as Form
 from penstock.types.workers import Admitted, EngineFinished
 from penstock.worker_service.engine.interface import Capability, EngineUnusable
-from penstock.worker_service.engine.remote.engine import RemoteEngine, RemoteEngineOptions
+from penstock.worker_service.engine.remote.engine import RemoteEngine
+from penstock.worker_service.engine.remote.extension import OpenAi
 from penstock.worker_service.engine.remote.requests import chat_body
 from tests.conftest import FAMILY, write_mesh_file
 from tests.support.engines import started
@@ -49,9 +51,15 @@ async def endpoint(redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory
         yield running
 
 
-def remote(*endpoints: str, model: str = "m", **options: Any) -> AbstractAsyncContextManager[RemoteEngine]:
-    """An engine over these endpoints, while it runs."""
-    return started(RemoteEngine(RemoteEngineOptions(model, "remote", endpoints, **options)))
+def engine_over(*endpoints: str, model: str = "m", key: str = "", **options: Any) -> RemoteEngine:
+    """An engine over these endpoints."""
+    tier = MeshTier(name="remote", model=model, engine="openai")
+    return RemoteEngine(tier, OpenAi(endpoints=endpoints, **options), key)
+
+
+def remote(*endpoints: str, **options: Any) -> AbstractAsyncContextManager[RemoteEngine]:
+    """The same, while it runs."""
+    return started(engine_over(*endpoints, **options))
 
 
 @pytest.fixture
@@ -186,9 +194,9 @@ async def test_an_endpoint_that_is_gone_is_passed_over(endpoint: TestMesh) -> No
 async def test_what_cannot_serve_is_named_at_the_start(
     endpoint: TestMesh, options: dict[str, Any], problem: str
 ) -> None:
-    whole = {"model": "small", "name": "remote", "endpoints": (f"{endpoint.http}/v1",)} | options
+    whole = {"model": "small", "endpoints": (f"{endpoint.http}/v1",)} | options
     with pytest.raises(EngineUnusable, match=problem):
-        await RemoteEngine(RemoteEngineOptions(**whole)).start()
+        await engine_over(*whole.pop("endpoints"), **whole).start()
 
 
 class FaultyServer:
@@ -245,7 +253,7 @@ async def test_faults_of_an_endpoint_are_those_of_the_request(
     async with server.serving() as url, remote(url, key="secret-key") as engine:  # an endpoint without a list of models
         with pytest.raises(kind, match=problem) as caught:
             await reply(engine, chat("a"))
-        assert "secret-key" not in str(caught.value) + repr(engine.options)
+        assert "secret-key" not in str(caught.value) + repr(engine)
         assert server.keys == ["Bearer secret-key"] * 2  # that of the start, too
         if isinstance(caught.value, Overloaded):
             assert caught.value.retry_after_s == (7.0 if headers["Retry-After"] == "7" else 1.0)
@@ -255,7 +263,7 @@ async def test_faults_of_an_endpoint_are_those_of_the_request(
 async def test_what_the_client_does_not_set_is_left_to_the_endpoint() -> None:
     """Its model has defaults of its own, which a value of ours would replace."""
     unset = SamplingParams()
-    engine = RemoteEngine(RemoteEngineOptions("m", "remote", ("http://127.0.0.1:9/v1",)))
+    engine = engine_over("http://127.0.0.1:9/v1")
     request = chat("a", unset).with_defaults(engine.info.sampling_defaults)
     body = chat_body(request, "m", frozenset(), "max_completion_tokens")
     assert set(body) == {"model", "messages", "stream", "stream_options"}

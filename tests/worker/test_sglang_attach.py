@@ -17,9 +17,8 @@ from penstock.services.settings import ServiceSettings
 from penstock.types.sampling import SamplingParams
 from penstock.worker_service.compose import build_engine
 from penstock.worker_service.engine.interface import Capability, Engine, EngineUnusable
-from penstock.worker_service.engine.sglang.adapter import ServerAdapter, name_at_server
 from penstock.worker_service.engine.sglang.adapter_folder import adapter_problem
-from penstock.worker_service.engine.sglang.attach import ServerIdentity, problems
+from penstock.worker_service.engine.sglang.attach import adapter_name, problems
 from penstock.worker_service.engine.sglang.client import ServerLoad, SglangClient, server_id
 from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
 from penstock.worker_service.engine.sglang.launch import ServerShape, command
@@ -38,9 +37,8 @@ SMALL = FAMILY / "small"
 NAMES = ("org/small-model", "small")
 
 
-def found(**identity: str | bool) -> str:
-    values: dict[str, str | bool] = {"version": "0.5.23", "model_path": str(SMALL), **identity}
-    return "; ".join(problems(ServerIdentity(**values), SMALL, NAMES))  # type: ignore[arg-type]
+def found(**told: str | bool) -> str:
+    return "; ".join(problems({"version": "0.5.23", "model_path": str(SMALL), **told}, SMALL, NAMES))
 
 
 def test_a_server_of_the_model_is_accepted_however_it_names_it(tmp_path: Path) -> None:
@@ -50,13 +48,13 @@ def test_a_server_of_the_model_is_accepted_however_it_names_it(tmp_path: Path) -
     assert found() == ""
     assert found(model_path=str(copy)) == ""
     assert found(model_path="org/small-model") == ""
-    assert found(model_path="/models/x", served_name="small") == ""
+    assert found(model_path="/models/x", served_model_name="small") == ""
     assert found(tokenizer_path=str(SMALL)) == ""
 
 
 def test_a_server_of_another_model_is_refused() -> None:
     assert "not " + str(SMALL) in found(model_path=str(FAMILY / "large"))
-    assert "--served-model-name small" in found(model_path="org/other-model", served_name="org/other-model")
+    assert "--served-model-name small" in found(model_path="org/other-model", served_model_name="org/other-model")
     assert "unknown model" in found(model_path="")
     assert "tokenizer_path" in found(tokenizer_path=str(FAMILY / "large"))
 
@@ -80,11 +78,9 @@ def test_only_known_versions_are_accepted(version: str, accepted: bool) -> None:
 
 
 def test_servers_that_do_not_generate_whole_replies_are_refused() -> None:
-    assert "embeddings" in found(embeds=True)
-    info = {"version": "0.5.23", "model_path": str(SMALL), "disaggregation_mode": "prefill"}
-    assert any("prefill" in problem for problem in problems(ServerIdentity.from_info(info), SMALL, NAMES))
-    whole = ServerIdentity.from_info({**info, "disaggregation_mode": "null"})
-    assert not [*problems(whole, SMALL, NAMES)]
+    assert "embeddings" in found(is_embedding=True)
+    assert "prefill" in found(disaggregation_mode="prefill")
+    assert found(disaggregation_mode="null") == ""
 
 
 async def test_a_worker_does_not_start_on_a_server_of_another_model() -> None:
@@ -266,10 +262,10 @@ async def test_a_server_without_the_adapter_is_refused(adapter: Path) -> None:
 def test_an_adapter_is_known_by_its_files_and_elsewhere_by_its_name(adapter: Path, tmp_path: Path) -> None:
     copy, other = tmp_path / "copy", write_adapter(SMALL, tmp_path / "other", seed=2)
     shutil.copytree(adapter, copy)
-    assert name_at_server([ServerAdapter("x", str(other)), ServerAdapter("y", str(copy))], adapter) == "y"
-    assert name_at_server([ServerAdapter("legal", "/another/machine/legal")], adapter) == "legal"
+    assert adapter_name({"x": str(other), "y": str(copy)}, adapter) == "y"
+    assert adapter_name({"legal": "/another/machine/legal"}, adapter) == "legal"
     with pytest.raises(EngineUnusable, match="adapters: legal"):  # the name, but not the files
-        name_at_server([ServerAdapter("legal", str(other))], adapter)
+        adapter_name({"legal": str(other)}, adapter)
 
 
 def built(file: Path, settings: ServiceSettings) -> Engine:

@@ -16,11 +16,10 @@ from penstock.services.mesh_check import check_mesh_file
 from penstock.services.mesh_file import load_mesh_file
 from penstock.services.settings import ServiceSettings
 from penstock.worker_service.compose import build_engine
-from penstock.worker_service.engine.devices import worker_device
 from penstock.worker_service.engine.extension import EngineExtension, EngineSite
 from penstock.worker_service.engine.interface import EngineUnusable
 from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
-from penstock.worker_service.engine.sglang.launch import ServerShape, command, environment, gpus_of
+from penstock.worker_service.engine.sglang.launch import ServerShape, command, environment
 from penstock.worker_service.engine.sglang.server import TURN_POLL_S, ServerProcess, start_turn
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.present import present
@@ -172,10 +171,15 @@ def test_workers_without_listed_gpus_take_the_next_ones(mesh_file: MeshFileMaker
     assert [flags_of(shape_of(mesh_file, i, **fixed))["--base-gpu-id"] for i in range(3)] == ["5", "5", "5"]
 
 
-def test_torch_workers_take_a_gpu_each() -> None:
-    assert [worker_device("cuda", i) for i in range(3)] == ["cuda:0", "cuda:1", "cuda:2"]
-    assert [worker_device("cuda:1", i) for i in range(2)] == ["cuda:1", "cuda:1"]
-    assert worker_device("cpu", 3) == "cpu"
+def test_torch_workers_take_a_gpu_each(mesh_file: MeshFileMaker) -> None:
+    def devices(device: str) -> list[str]:
+        file = mesh_file([{"name": "only", "model": MODEL, "engine": "torch", "device": device}])
+        mesh, settings = load_mesh_file(file), [ServiceSettings.load(mesh_file=file, worker_index=i) for i in range(3)]
+        return [EngineSite(mesh, mesh.tiers[0], each).device() for each in settings]
+
+    assert devices("cuda") == ["cuda:0", "cuda:1", "cuda:2"]
+    assert devices("cuda:1") == ["cuda:1"] * 3
+    assert devices("cpu") == ["cpu"] * 3
 
 
 def test_copies_of_the_model_have_limits_of_their_own(mesh_file: MeshFileMaker) -> None:
@@ -273,11 +277,12 @@ async def test_a_part_of_a_server_is_not_started_again_by_its_worker() -> None:
     await server.stop()
 
 
-def test_each_worker_has_its_own_gpus() -> None:
-    assert [gpus_of((4, 5, 6, 7), i, 2) for i in range(2)] == [(4, 5), (6, 7)]
-    assert gpus_of((), 5, 2) == ()
-    with pytest.raises(ValueError, match="no 2 GPUs for worker 2 among 4"):
-        gpus_of((4, 5, 6, 7), 2, 2)
+def test_each_worker_has_its_own_gpus(mesh_file: MeshFileMaker) -> None:
+    own: dict[str, Any] = {"device": "cuda", "workers": 2, "sglang": {"tp": 2, "gpus": [4, 5, 6, 7]}}
+    assert [shape_of(mesh_file, i, **own).gpus for i in range(2)] == [(4, 5), (6, 7)]
+    assert shape_of(mesh_file, 5, device="cuda", sglang={"tp": 2}).gpus == ()
+    with pytest.raises(SettingsError, match=r"only: sglang\.gpus: no 2 GPUs for worker 2 among 4"):
+        shape_of(mesh_file, 2, **own)
 
 
 async def test_a_server_that_cannot_run_ends_the_start_with_a_word() -> None:

@@ -26,7 +26,7 @@ from penstock.worker_service.engine.sglang.client import ServerInfo
 from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
 from penstock.worker_service.engine.sglang.launch import ServerShape, command
 from penstock.worker_service.engine.sglang.moves import Running
-from penstock.worker_service.engine.sglang.shadow import CHUNKS_AHEAD, ServerLimits, ShadowScheduler, chunk_within
+from penstock.worker_service.engine.sglang.shadow import CHUNKS_AHEAD, ShadowScheduler, chunk_within
 from penstock.worker_service.engine.sglang.turns import SendQueue
 from penstock.worker_service.scheduling.sequence import SequenceSlo
 from tests.conftest import FAMILY
@@ -36,7 +36,16 @@ from tests.support.sglang_stub import Server, attached
 
 LIMIT_S = 60
 LATENCY = StepLatencyModel.linear(0.01, 1e-4, 0.0)
-LIMITS = ServerLimits(kv_tokens=4000, page_tokens=1, max_running=8, step_tokens=200)
+
+
+def server_info(
+    step_tokens: int = 512, page_tokens: int = 16, kv_tokens: int = 8192, max_running: int = 64
+) -> ServerInfo:
+    limits = (2000, kv_tokens, page_tokens, step_tokens, max_running)
+    return ServerInfo({}, *limits, 1, 1, False, True, True, False)
+
+
+LIMITS = server_info(step_tokens=200, page_tokens=1, kv_tokens=4000, max_running=8)
 EASY, IMPOSSIBLE = Slo(1000.0, (SloPhase(0, 100.0),)), Slo(1e-4, (SloPhase(0, 1e-7),))
 
 
@@ -155,10 +164,6 @@ async def test_headroom_is_what_promises_leave() -> None:
     assert busy.backlog_s == pytest.approx(1000 / busy.prompt_tokens_per_s)
     assert busy.prompt_tokens_per_s < idle.prompt_tokens_per_s
     assert busy.free_kv_tokens == 4000 - 1020 - 520
-
-
-def server_info(step_tokens: int = 512, page_tokens: int = 16) -> ServerInfo:
-    return ServerInfo(None, 2000, 8192, page_tokens, step_tokens, 64, 1, 1, False, True, True, False)  # type: ignore[arg-type]
 
 
 def test_the_chunk_is_the_largest_that_keeps_the_tightest_pace_in_full_pages() -> None:

@@ -29,11 +29,10 @@ from penstock.types.sampling import SamplingParams
 from penstock.types.slo import Slo, SloPhase
 from penstock.types.workers import Admitted, EngineFinished
 from penstock.worker_service.compose import build_engine
-from penstock.worker_service.engine.batch_policy import batch_policy
 from penstock.worker_service.engine.core import EngineCore
-from penstock.worker_service.engine.latency_fit import measured_latency
+from penstock.worker_service.engine.profile import measured_latency
 from penstock.worker_service.engine.simulated.engine import SimulatedEngineOptions, simulated_core
-from penstock.worker_service.scheduling.policies import PolicyName
+from penstock.worker_service.scheduling.policies import PolicyName, batch_policy
 from penstock.worker_service.scheduling.slo_policy import SloPolicy
 from penstock.worker_service.telemetry.load_tracker import LoadTracker
 from tests.support.draft_sources import KnownReply
@@ -91,10 +90,12 @@ def test_without_an_slo_or_with_another_policy_a_request_is_best_effort_at_once(
     core, _ = simulated_core(options(), clock)
     for slo in (None, Slo()):
         admitted, _ = core.add(*request("a" if slo is None else "b", 10, 2, slo))
-        assert not present(admitted).slo_kept
+        assert isinstance(admitted, Admitted)
+        assert not admitted.slo_kept
     core, _ = simulated_core(options(PolicyName.DECODE_FIRST), clock)
     admitted, _ = core.add(*request("a", 10, 2, pace(5.0, 1.0)))
-    assert not present(admitted).slo_kept
+    assert isinstance(admitted, Admitted)
+    assert not admitted.slo_kept
 
 
 def test_a_request_that_leaves_before_it_is_decided_on_is_forgotten() -> None:

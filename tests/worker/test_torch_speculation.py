@@ -255,7 +255,7 @@ def test_a_model_that_fails_is_dropped_and_replies_go_on(
 
     monkeypatch.setattr(drafter.models[0].model, method, fails_later)
     assert run_all(core, prompts, GREEDY, 2) == expected[GREEDY]
-    assert drafter.failures == core.proposals.state().failures["model"] == 1
+    assert drafter.failures == core.proposals.state().counts["model"].failures == 1
     drafting = present(core.proposals.drafting())
     assert drafting.chain == ()
 
@@ -337,11 +337,12 @@ async def test_a_tiers_drafters_draft_for_its_requests(
         assert state.drafting is not None
         assert (state.drafting.chain, state.drafting.window) == (("small",), 3)
         share = state.drafting.accepted_share
-        assert state.verified["model"] >= state.accepted["model"] > 0
-        assert state.verified["given"] == 0
+        counts = state.counts["model"]
+        assert counts.verified >= counts.accepted > 0
+        assert state.counts["given"].verified == 0
         assert _metrics(reader) == {
-            ("tokens", "model", "accepted"): state.accepted["model"],
-            ("tokens", "model", "rejected"): state.verified["model"] - state.accepted["model"],
+            ("tokens", "model", "accepted"): counts.accepted,
+            ("tokens", "model", "rejected"): counts.verified - counts.accepted,
             ("tokens", "given", "accepted"): 0,
             ("tokens", "given", "rejected"): 0,
             ("failures", "model"): 0,

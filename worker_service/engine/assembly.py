@@ -11,21 +11,18 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.services.clock import Clock
-from penstock.services.domain.latency import StepLatencyModel, StepLoad
+from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.mesh_schema import DEFAULT_STEP_TOKENS
-from penstock.types.prompts import TokenPrompt
-from penstock.types.requests import GenerationRequest
-from penstock.types.sampling import SamplingDefaults, SamplingParams
-from penstock.worker_service.engine.batch_policy import batch_policy
+from penstock.types.sampling import SamplingDefaults
 from penstock.worker_service.engine.core import CoreLimits, EngineCore
-from penstock.worker_service.engine.extension import untold
-from penstock.worker_service.engine.interface import EngineInfo, EngineUnusable, capabilities_of_own_steps
-from penstock.worker_service.engine.latency_fit import CALIBRATION_S, MEASURING_S, measured_latency
+from penstock.worker_service.engine.extension import Progress, untold
+from penstock.worker_service.engine.interface import EngineInfo, EngineUnusable
+from penstock.worker_service.engine.profile import CALIBRATION_S, MEASURING_S, StepSample, measured_latency, probe
 from penstock.worker_service.engine.runner import ModelRunner
 from penstock.worker_service.engine.tier_options import chains
 from penstock.worker_service.scheduling.batching import BatchLimits
 from penstock.worker_service.scheduling.blocks import BlockPool
-from penstock.worker_service.scheduling.policies import PolicyName
+from penstock.worker_service.scheduling.policies import PolicyName, batch_policy
 from penstock.worker_service.text.hf import HfTokenizer
 
 _log = logging.getLogger(__name__)
@@ -61,7 +58,7 @@ class EngineOptions:
     skips_drafters: bool = False
     max_window: int = 7
     measuring_s: float = MEASURING_S
-    progress: Callable[[float], None] = untold
+    progress: Progress = untold
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +96,6 @@ class LoadedModel(Protocol):
         Raises:
             EngineUnusable: There is no memory for it.
         """
-        ...
 
 
 def built_in_core(
@@ -121,18 +117,10 @@ def built_in_core(
             raise EngineUnusable(problem)
         _log.warning("%s: it does not draft", problem)
     measuring_s = options.measuring_s - (time.perf_counter() - began_s)  # of drafters, which also take time to load
-    size, longest = (
-        options.kv_block_tokens,
-        min(model.context_tokens, options.max_context_tokens or model.context_tokens),
-    )
-    blocks = kv_blocks(
-        options.kv_tokens,
-        size,
-        sum(each.block_bytes for each in (model, *drafters)),
-        model.weights_bytes,
-        options.max_running * longest,
-        model.memory(),
-    )
+    longest = min(model.context_tokens, options.max_context_tokens or model.context_tokens)
+    size, each_bytes = options.kv_block_tokens, sum(each.block_bytes for each in (model, *drafters))
+    most_tokens = options.max_running * longest
+    blocks = kv_blocks(options.kv_tokens, size, each_bytes, model.weights_bytes, most_tokens, model.memory())
     context = min(longest, blocks * size)
     _log.info("%s: %.1f M parameters, %d KV blocks", options.name, model.parameters / 1e6, blocks)
     runner = model.runner(blocks)
@@ -145,28 +133,16 @@ def built_in_core(
     if options.max_step_tokens is None:
         _bound_steps(core)
     _warm_up_copies(core)
-    if options.batch_policy is not PolicyName.DECODE_FIRST:
-        latency, steps = StepLatencyModel.linear(0.0, 0.0, 0.0), list[tuple[StepLoad, float]]()
-        if options.batch_policy is PolicyName.SLO:
-            bound = min(CALIBRATION_S, options.measuring_s)
-            latency, steps = measured_latency(core, seconds=bound, most_s=options.measuring_s)
-        core.scheduler.policy = batch_policy(options.batch_policy, latency, options.best_effort_reserve, steps)
+    latency, steps = StepLatencyModel.linear(0.0, 0.0, 0.0), list[StepSample]()
+    if options.batch_policy is PolicyName.SLO:
+        bound = min(CALIBRATION_S, options.measuring_s)
+        latency, steps = measured_latency(core, seconds=bound, most_s=options.measuring_s)
+    core.scheduler.policy = batch_policy(options.batch_policy, latency, options.best_effort_reserve, steps)
     if drafters:
         core.proposals.drafter = chains()(core, drafters, blocks, options.max_window, measuring_s)
-    info = EngineInfo(
-        engine=model.kind,
-        model=options.name,
-        model_digest=model.digest,
-        max_context_tokens=context,
-        kv_blocks=blocks,
-        kv_block_tokens=size,
-        max_requests=options.max_running + options.max_queued,
-        capabilities=capabilities_of_own_steps(keeps_slos=core.scheduler.policy.keeps_slos),
-        sampling_defaults=model.sampling_defaults,
-    )
     with contextlib.suppress(AttributeError):  # glibc's: a large vocabulary leaves 100 MB that nothing uses
         ctypes.CDLL(None).malloc_trim(0)
-    return core, info
+    return core, core.info(model.kind, options.name, model.sampling_defaults)
 
 
 def kv_blocks(
@@ -206,19 +182,12 @@ def _lines(file: Path) -> list[str]:
 
 
 def _compute_prompt(core: EngineCore, tokens: int, token: int = 1) -> float:
-    """Compute a prompt of about so many tokens and one decode of an idle core; the seconds of a token of the prompt.
+    """Compute a prompt of about so many tokens and one decode, as `probe`; the seconds of a token of the prompt.
 
-    So the first request does not wait for compilation. token: of which the prompt consists: KV of the same one is reused.
+    So the first request does not wait for compilation.
     """
-    sampling = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
     length = max(1, min(tokens, core.limits.max_context_tokens - 2, core.limits.batch.max_step_tokens))
-    core.add(GenerationRequest("warm-up", TokenPrompt((1,)), sampling), [token] * length)
-    began_s = time.perf_counter()
-    core.step()
-    token_s = (time.perf_counter() - began_s) / length
-    while not core.idle:
-        core.step()
-    return token_s
+    return probe(core, length, 1, token=token)[0]
 
 
 def _bound_steps(core: EngineCore) -> None:
@@ -228,7 +197,7 @@ def _bound_steps(core: EngineCore) -> None:
     blocks: kernels compute tiles, so 113 tokens at once take some 5 % longer for each than 112.
     """
     batch, block = core.limits.batch, core.scheduler.pool.block_tokens
-    token_s = max(1e-9, _compute_prompt(core, PROBE_TOKENS, token=2))
+    token_s = _compute_prompt(core, PROBE_TOKENS, token=2)
     timely = max(int(STEP_S / token_s), min(EFFICIENT_TOKENS, int(LONGEST_STEP_S / token_s)))
     most = max(batch.max_running, timely // block * block)
     if most < batch.max_step_tokens:

@@ -15,9 +15,10 @@ from penstock.services.domain.instances import Load
 from penstock.services.domain.slo.reply_length import ReplyLengths
 from penstock.types.replies import FinishReason, TokenFrame, Usage
 from penstock.types.requests import GenerationRequest
+from penstock.types.sampling import NO_DEFAULTS, SamplingDefaults
 from penstock.types.workers import Admitted, Declined, EngineFinished
 from penstock.worker_service.engine import reply_rules
-from penstock.worker_service.engine.interface import NOT_KEPT, EngineEvent, LastBlocks
+from penstock.worker_service.engine.interface import NOT_KEPT, Capability, EngineEvent, EngineInfo, LastBlocks
 from penstock.worker_service.engine.kv_transfer import KvTransfers
 from penstock.worker_service.engine.proposals import Continuation, Proposals
 from penstock.worker_service.engine.row_runner import RowRunner
@@ -46,7 +47,9 @@ class CoreLimits:
 
 
 StepOutput = EngineEvent | RequestFailed
-Computed = tuple[Chunk, RowResult | BaseException]
+Answer = tuple[Admitted | Declined | None, EngineFinished | None]
+"""To a request that is added. No Admitted: it comes with the decision on its SLO. EngineFinished: the reply has ended."""
+Computed = tuple[Chunk, RowResult]
 
 
 class EngineCore:
@@ -80,25 +83,26 @@ class EngineCore:
 
     @property
     def runner(self) -> ModelRunner:
-        """Computes the rows of steps. May be replaced while the core is idle."""
+        """Computes the rows of steps."""
         return self.rows.runner
-
-    @runner.setter
-    def runner(self, runner: ModelRunner) -> None:
-        self.rows.runner = runner
 
     @property
     def idle(self) -> bool:
         return self.scheduler.idle
 
     def add(
-        self, request: GenerationRequest, prompt: list[int], grammar: "TokenGrammar | None" = None
-    ) -> tuple[Admitted | None, EngineFinished | None]:
+        self,
+        request: GenerationRequest,
+        prompt: list[int],
+        grammar: "TokenGrammar | None" = None,
+        reservation: Reservation | None = None,
+    ) -> Answer:
         """Queue a request with the tokenized prompt `prompt`. A resumed reply that is already complete ends at once.
 
         A request that asks for an SLO has no Admitted yet: `decide` returns the answer, or else the next step.
 
-        grammar: of the reply, after its resumed tokens.
+        grammar: of the reply, after its resumed tokens. reservation: with the KV of all tokens but the last one; the request
+            is decided on at once.
 
         Raises:
             PromptTooLong: The prompt leaves no room for a reply.
@@ -106,71 +110,6 @@ class EngineCore:
             Overloaded: The queue is full.
             InvalidRequest: The resumed tokens are invalid.
         """
-        admitted, finished = self._add(request, prompt, None, grammar)
-        assert not isinstance(admitted, Declined)
-        return admitted, finished
-
-    def enter(
-        self,
-        request: GenerationRequest,
-        prompt: list[int],
-        transfer_id: str,
-        tokens: Seq[int],
-        last: LastBlocks | None = None,
-        grammar: "TokenGrammar | None" = None,
-    ) -> tuple[Admitted | Declined | None, EngineFinished | None]:
-        """Start a request that arrived with its KV. `tokens`: all its tokens; the last one has no KV.
-
-        Its SLO is decided on at once. Declined and EngineFinished: it cannot be kept, and the request is not started.
-
-        last: blocks that must still be written. The reservation is removed in any case.
-
-        Raises:
-            NotFound: There is no such transfer.
-            PromptTooLong: The prompt leaves no room for a reply.
-            AlreadyRunning: A request with this id is in the engine.
-            Overloaded: There is no room for the last blocks.
-            InvalidRequest: The tokens do not match the request or the number of blocks.
-        """
-        if last is not None:
-            try:
-                blocks = self.transfers.hold_reserved(transfer_id, last.first, len(last.data))
-            except BaseException:
-                self.transfers.release(transfer_id)
-                raise
-            try:
-                self.runner.write_blocks(blocks, last.data)
-            except BaseException:
-                self.transfers.release(transfer_id)
-                raise
-            finally:
-                self.transfers.let_go(blocks)
-        reservation = self.transfers.take(transfer_id)
-        try:
-            if list(tokens[: len(prompt)]) != prompt:
-                raise invalid("token_ids", "must begin with the prompt of the request")
-            resumed = replace(request, resume_token_ids=tuple(tokens[len(prompt) :]))
-            admitted, finished = self._add(resumed, prompt, reservation, grammar)
-        except BaseException:
-            self.scheduler.release(reservation)
-            raise
-        if finished is not None and finished.reason is not FinishReason.DECLINED:  # it was never started
-            self.scheduler.release(reservation)
-        return admitted, finished
-
-    def leave(self, request_id: str) -> None:
-        """Remove a request that has moved to another engine; no error if it has ended."""
-        if self._requests.pop(request_id, None) is not None:
-            self.scheduler.finish(request_id)
-            self.proposals.forget(request_id)
-
-    def _add(
-        self,
-        request: GenerationRequest,
-        prompt: list[int],
-        reservation: Reservation | None,
-        grammar: "TokenGrammar | None",
-    ) -> tuple[Admitted | Declined | None, EngineFinished | None]:
         if request.request_id in self._requests:
             raise AlreadyRunning(request.request_id)
         most = reply_rules.reply_room(request, prompt, self.limits.max_context_tokens, self.tokenizer)
@@ -210,6 +149,75 @@ class EngineCore:
             return Declined(NOT_KEPT), self._ended(added, FinishReason.DECLINED)
         return self._admitted(sequence), None
 
+    def enter(
+        self,
+        request: GenerationRequest,
+        prompt: list[int],
+        transfer_id: str,
+        tokens: Seq[int],
+        last: LastBlocks | None = None,
+        grammar: "TokenGrammar | None" = None,
+    ) -> Answer:
+        """Start a request that arrived with its KV. `tokens`: all its tokens; the last one has no KV.
+
+        Its SLO is decided on at once. Declined and EngineFinished: it cannot be kept, and the request is not started.
+
+        last: blocks that must still be written. The reservation is removed in any case.
+
+        Raises:
+            NotFound: There is no such transfer.
+            PromptTooLong: The prompt leaves no room for a reply.
+            AlreadyRunning: A request with this id is in the engine.
+            Overloaded: There is no room for the last blocks.
+            InvalidRequest: The tokens do not match the request or the number of blocks.
+        """
+        if last is not None:
+            try:
+                blocks = self.transfers.hold_reserved(transfer_id, last.first, len(last.data))
+                try:
+                    self.runner.write_blocks(blocks, last.data)
+                finally:
+                    self.transfers.let_go(blocks)
+            except BaseException:
+                self.transfers.release(transfer_id)
+                raise
+        reservation = self.transfers.take(transfer_id)
+        try:
+            if list(tokens[: len(prompt)]) != prompt:
+                raise invalid("token_ids", "must begin with the prompt of the request")
+            resumed = replace(request, resume_token_ids=tuple(tokens[len(prompt) :]))
+            admitted, finished = self.add(resumed, prompt, grammar, reservation)
+        except BaseException:
+            self.scheduler.release(reservation)
+            raise
+        if finished is not None and finished.reason is not FinishReason.DECLINED:  # it was never started
+            self.scheduler.release(reservation)
+        return admitted, finished
+
+    def info(self, engine: str, model: str, sampling_defaults: SamplingDefaults = NO_DEFAULTS) -> EngineInfo:
+        """The core as an engine of this name, which serves a model of this name."""
+        limits, pool = self.limits, self.scheduler.pool
+        lacking = {Capability.SLO_PREDICTED, Capability.ADAPTER}
+        if not self.scheduler.policy.keeps_slos:
+            lacking.add(Capability.SLO)
+        return EngineInfo(
+            engine=engine,
+            model=model,
+            model_digest=self.runner.kv_layout.model_digest,
+            max_context_tokens=limits.max_context_tokens,
+            kv_blocks=pool.count,
+            kv_block_tokens=pool.block_tokens,
+            max_requests=limits.batch.max_running + limits.max_queued,
+            capabilities=frozenset(Capability) - lacking,
+            sampling_defaults=sampling_defaults,
+        )
+
+    def leave(self, request_id: str) -> None:
+        """Remove a request that has moved to another engine; no error if it has ended."""
+        if self._requests.pop(request_id, None) is not None:
+            self.scheduler.finish(request_id)
+            self.proposals.forget(request_id)
+
     def _requested_slo(self, request: GenerationRequest, most: int) -> SequenceSlo | None:
         """The SLO that a request asks of the policy, from now on; None if it asks for nothing or nothing is kept here."""
         if request.slo is None or not self.scheduler.policy.keeps_slos:
@@ -243,10 +251,10 @@ class EngineCore:
     def _admitted(sequence: Sequence) -> Admitted:
         return Admitted(sequence.prompt_tokens, sequence.max_output_tokens, slo_kept=sequence.promised)
 
-    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORTED) -> EngineFinished | None:
+    def abort(self, request_id: str) -> EngineFinished | None:
         """End a request; None if it is unknown."""
         request = self._requests.get(request_id)
-        return self._ended(request, reason) if request is not None else None
+        return self._ended(request, FinishReason.ABORTED) if request is not None else None
 
     def step(self) -> list[tuple[str, StepOutput]]:
         """Compute one step and return its outputs in order; none if nothing could be computed.
@@ -263,8 +271,6 @@ class EngineCore:
             return outputs
         prompt_tokens = sum(c.count for c in plan.chunks if c.sequence.pending > 1)
         plan = self.proposals.added(plan, self.scheduler)
-        computed: list[tuple[Chunk, RowResult]] = []
-        errors: list[BaseException] = []
         begun_s, timed_s = self._clock.now(), self.timer()
         self._in_step = True
         try:
@@ -278,56 +284,46 @@ class EngineCore:
         token_s = step_s / rows
         for chunk in plan.chunks:
             self._requests[chunk.sequence.request_id].compute_s += token_s * chunk.tokens
+        continuations, chunks, errors = dict[str, Continuation](), list[Chunk](), list[BaseException]()
         for chunk, result in results:
-            error = result if isinstance(result, BaseException) else result.error
+            request_id, error = chunk.sequence.request_id, result.error
             if error is not None:
                 errors.append(error)
-                outputs.append(self._failed(chunk.sequence.request_id, error))
-            elif isinstance(result, RowResult):
-                computed.append((chunk, result))
-        if not computed and not isinstance(errors[0], RequestFailed):
-            self.rows.check(errors[0])
-        continuations: dict[str, Continuation] = {}
-        standing: list[Chunk] = []
-        for chunk, result in computed:
-            request = self._requests[chunk.sequence.request_id]
-            try:
-                if chunk.logits:
-                    continuations[chunk.sequence.request_id] = request.continuation(
-                        chunk, result, self.tokenizer, self.proposals
-                    )
-            except BaseException as error:
-                outputs.append(self._failed(chunk.sequence.request_id, error))
             else:
-                standing.append(chunk)
-        chunks = tuple(standing)
+                try:
+                    if chunk.logits:
+                        request = self._requests[request_id]
+                        continuations[request_id] = request.continuation(chunk, result, self.tokenizer, self.proposals)
+                    chunks.append(chunk)
+                except BaseException as of_text:
+                    error = of_text
+            if error is not None:
+                outputs.append(self._failed(request_id, error))
+        if len(errors) == len(results) and not isinstance(errors[0], RequestFailed):
+            self.rows.check(errors[0])
         sampled = {request_id: continuation.tokens for request_id, continuation in continuations.items()}
-        self.scheduler.commit(StepPlan(chunks), sampled, self._clock.now())
+        self.scheduler.commit(StepPlan(tuple(chunks)), sampled, self._clock.now())
         self.steps += 1
-        for chunk in chunks:
-            request = self._requests[chunk.sequence.request_id]
-            continuation = continuations.get(chunk.sequence.request_id)
+        for request_id, continuation in continuations.items():
             try:
-                if continuation is not None:
-                    outputs += self._continued(request, continuation)
+                outputs += self._continued(self._requests[request_id], continuation)
             except BaseException as error:
-                outputs.append(self._failed(chunk.sequence.request_id, error))
+                outputs.append(self._failed(request_id, error))
         self.proposals.observe(continuations, chunks, rows, timed_s)
         self._throughput.add(sum(map(len, sampled.values())), self._clock.now())
         return outputs
 
     def load(self) -> Load:
         """The current load."""
+        sequences = [*self.scheduler.running, *self.scheduler.waiting]
         return Load(
             running_tokens=tuple(len(s.tokens) for s in self.scheduler.running),
             queued_tokens=tuple(len(s.tokens) for s in self.scheduler.waiting),
             free_kv_blocks=self.scheduler.pool.free,
             output_tokens_per_s=self._throughput.per_second(self._clock.now()),
-            input_tokens=tuple(s.prompt_tokens for s in (*self.scheduler.running, *self.scheduler.waiting)),
+            input_tokens=tuple(s.prompt_tokens for s in sequences),
             slo=self.scheduler.policy.headroom(self.scheduler, self._clock.now()),
-            pending_tokens=sum(
-                pending for s in (*self.scheduler.running, *self.scheduler.waiting) if (pending := s.pending) > 1
-            ),
+            pending_tokens=sum(pending for s in sequences if (pending := s.pending) > 1),
             prompt_tokens_per_s=self._prompt_throughput.per_second,
             drafting=self.proposals.drafting(),
         )
@@ -343,13 +339,13 @@ class EngineCore:
         self._throughput.restart(self._clock.now())
 
     def _check_queue(self) -> None:
-        if len(self.scheduler.waiting) >= self.limits.max_queued + (
-            self.limits.batch.max_running - len(self.scheduler.running)
-        ):
-            rate = max(self.load().output_tokens_per_s, 1.0)
-            remaining_tokens = min((s.max_output_tokens - s.output_tokens for s in self.scheduler.running), default=1)
-            retry_s = min(10.0, max(0.1, remaining_tokens * max(1, len(self.scheduler.running)) / rate))
-            raise Overloaded(f"{len(self.scheduler.waiting)} requests are already waiting here", retry_s)
+        running, waiting = self.scheduler.running, self.scheduler.waiting
+        if len(waiting) < self.limits.max_queued + self.limits.batch.max_running - len(running):
+            return
+        rate = max(self.load().output_tokens_per_s, 1.0)
+        remaining_tokens = min((s.max_output_tokens - s.output_tokens for s in running), default=1)
+        retry_s = min(10.0, max(0.1, remaining_tokens * max(1, len(running)) / rate))
+        raise Overloaded(f"{len(waiting)} requests are already waiting here", retry_s)
 
     def _compute(self, chunks: Seq[Chunk]) -> list[Computed]:
         """Run a step. A chunk with proposed tokens that fails is run again without them, so no request fails for these."""
@@ -357,7 +353,7 @@ class EngineCore:
         failing = [
             (i, chunk.without_proposed())
             for i, (chunk, result) in enumerate(results)
-            if chunk.proposed and (isinstance(result, BaseException) or result.error is not None)
+            if chunk.proposed and result.error is not None
         ]
         for (i, chunk), result in zip(failing, self._results([chunk for _, chunk in failing]), strict=True):
             self.proposals.failed(chunk.sequence.request_id)
@@ -369,14 +365,14 @@ class EngineCore:
         accepted = {
             chunk.sequence.request_id: matching(chunk.proposed, result.tokens)[0]
             for chunk, result in results
-            if chunk.proposed and isinstance(result, RowResult) and result.error is None
+            if chunk.proposed and result.error is None
         }
         may_end_s, drafts_come = self.scheduler.policy.may_end_s(self.scheduler, computed_s, accepted)
         if may_end_s > computed_s:
             self._clock.sleep(may_end_s - computed_s)
         return results if drafts_come else [(chunk.without_proposed(), result) for chunk, result in results]
 
-    def _results(self, chunks: Seq[Chunk]) -> list[RowResult | BaseException]:
+    def _results(self, chunks: Seq[Chunk]) -> list[RowResult]:
         """One result for each chunk. A row whose grammar fails is left out: only this row has an error."""
         rows: list[Row | BaseException] = []
         for chunk in chunks:

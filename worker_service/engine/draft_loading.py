@@ -3,15 +3,13 @@
 import functools
 import logging
 import math
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.services.domain.speculation.estimates import DraftCost, PassCost
-from penstock.types.sampling import SamplingParams
 from penstock.worker_service.engine.core import EngineCore
-from penstock.worker_service.engine.draft_model import DraftModel
-from penstock.worker_service.engine.latency_fit import MEASURING_S
+from penstock.worker_service.engine.draft_model import GREEDY, DraftModel
+from penstock.worker_service.engine.profile import MEASURING_S
 from penstock.worker_service.engine.runner import ModelRunner, Row
 from penstock.worker_service.scheduling.blocks import BlockPool
 from penstock.worker_service.speculation.adaptive import AdaptiveDrafter, SpeculatingModel
@@ -22,18 +20,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+Timer = Callable[[], float]
+
 REPEATS, SLOW_S = 3, 0.03
 CONTEXT_TOKENS = 32
 """Tokens before those whose passes are measured."""
-GREEDY = SamplingParams(temperature=0.0)
 
 
 def adaptive_drafter(
-    core: EngineCore,
-    loaded: Seq["LoadedModel"],
-    blocks: int,
-    max_window: int,
-    measuring_s: float = MEASURING_S,
+    core: EngineCore, loaded: Sequence["LoadedModel"], blocks: int, max_window: int, measuring_s: float = MEASURING_S
 ) -> AdaptiveDrafter:
     """A drafter for an idle core, whose timer it uses. blocks: of each model's KV pool.
 
@@ -67,7 +62,7 @@ def pass_cost(
     most: int,
     max_window: int,
     max_context_tokens: int,
-    timer: Callable[[], float],
+    timer: Timer,
     most_s: float,
 ) -> PassCost:
     """The cost of a model's passes by replies, up to `most`, and tokens per reply, measured while it is idle.
@@ -101,7 +96,7 @@ def pass_cost(
     return PassCost(measured)
 
 
-def draft_cost(model: DraftModel, replies: int, window: int, timer: Callable[[], float], most_s: float) -> DraftCost:
+def draft_cost(model: DraftModel, replies: int, window: int, timer: Timer, most_s: float) -> DraftCost:
     """The cost of a model's drafts for up to `replies` replies, or for two where more would take longer than `most_s`."""
 
     def numbered(number: int) -> DraftRequest:
@@ -135,7 +130,7 @@ def draft_cost(model: DraftModel, replies: int, window: int, timer: Callable[[],
     )
 
 
-def _seconds(work: Callable[[], object], timer: Callable[[], float]) -> float:
+def _seconds(work: Callable[[], object], timer: Timer) -> float:
     """The shortest duration of `work`: other processes make it longer, never shorter. The first run may compile.
 
     What takes long is measured once.

@@ -1,7 +1,6 @@
 """A smaller model in the engine's process that drafts for running replies, with KV blocks of its own."""
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -46,14 +45,7 @@ class DraftModel:
 
     known_tokens = KNOWN_TOKENS
 
-    def __init__(
-        self,
-        runner: ModelRunner,
-        blocks: int,
-        *,
-        max_context_tokens: int,
-        max_step_tokens: int,
-    ) -> None:
+    def __init__(self, runner: ModelRunner, blocks: int, *, max_context_tokens: int, max_step_tokens: int) -> None:
         """runner: of the model, with its compiled loop if it has one."""
         self._runner, self._max_context_tokens, self._max_step_tokens = runner, max_context_tokens, max_step_tokens
         self._pool = BlockPool(blocks, runner.kv_layout.block_tokens, reuse=False)
@@ -70,7 +62,7 @@ class DraftModel:
         state = self._states.get(request.request_id)
         return len(request.tokens) - (self._standing(state, request.tokens) if state is not None else 0)
 
-    def catch_up(self, requests: Seq[DraftRequest]) -> None:
+    def catch_up(self, requests: Sequence[DraftRequest]) -> None:
         """Compute the KV of tokens that are missing, at most max_step_tokens of them."""
         budget, active = self._max_step_tokens, {request.request_id for request in requests}
         rows = []
@@ -86,7 +78,7 @@ class DraftModel:
         if rows:
             self._runner.run(rows)
 
-    def draft(self, requests: Seq[DraftRequest], window: int, least: float = 0.0) -> list[list[int] | None]:
+    def draft(self, requests: Sequence[DraftRequest], window: int, least: float = 0.0) -> list[list[int] | None]:
         """Up to `window` tokens for each request; None for one that has to catch up or has no room.
 
         least: a greedy draft of the compiled loop ends before the first token with less than this chance to be accepted.
@@ -121,7 +113,7 @@ class DraftModel:
             state.tokens, state.draft = len(requests[i].tokens), tokens[:-1]  # the last one has no KV
         return [drafted.get(i) for i in range(len(requests))]
 
-    def verify(self, requests: Seq[DraftRequest], drafts: Seq[Seq[int]]) -> list[list[int] | None]:
+    def verify(self, requests: Sequence[DraftRequest], drafts: Sequence[Sequence[int]]) -> list[list[int] | None]:
         """The model's own tokens at the positions of each draft and after it; None where `draft` would give None.
 
         Each draft has at least one token. All are computed in one pass; what is accepted keeps its KV.
@@ -160,7 +152,7 @@ class DraftModel:
         if state is not None:
             self._pool.release(state.blocks)
 
-    def _steps(self, requests: Seq[DraftRequest], drafts: Seq[Draft]) -> list[list[int]]:
+    def _steps(self, requests: Sequence[DraftRequest], drafts: Sequence[Draft]) -> list[list[int]]:
         """Draft with the runner, one step per token for all sequences."""
         results: list[list[int]] = [[] for _ in drafts]
         for k in range(max(len(draft.chances) for draft in drafts)):
@@ -186,7 +178,7 @@ class DraftModel:
         return state
 
     @staticmethod
-    def _standing(state: _State, tokens: Seq[int]) -> int:
+    def _standing(state: _State, tokens: Sequence[int]) -> int:
         """How many tokens of the reply have KV; the last one is computed again in any case."""
         count = 0
         for drafted, token in zip(state.draft, tokens[state.tokens :], strict=False):

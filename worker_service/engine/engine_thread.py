@@ -5,8 +5,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 
 from penstock.services.domain.instances import Load
 from penstock.types.replies import TokenFrame
@@ -39,7 +38,7 @@ class EngineThread:
         build: Callable[[], tuple[EngineCore, EngineInfo]],
         hold: OutputCoalescing | None,
         *,
-        deliver: Callable[[Seq[tuple[str, StepOutput]]], None],
+        deliver: Callable[[Sequence[tuple[str, StepOutput]]], None],
         fail: Callable[[BaseException], None],
         ended: Callable[[], None],
     ) -> None:
@@ -86,8 +85,7 @@ class EngineThread:
         self.held.pop(request_id, None)
 
     def abort(self, request_id: str) -> bool:
-        finished = self.core.abort(request_id)
-        if finished is not None:
+        if (finished := self.core.abort(request_id)) is not None:
             self._loop.call_soon_threadsafe(self._deliver, self.gathered([(request_id, finished)]))
         return finished is not None
 

@@ -15,20 +15,28 @@ if TYPE_CHECKING:
     from penstock.worker_service.engine.interface import Engine
 
 
+Progress = Callable[[float], None]
+"""Told the share of the weights that are loaded, from any thread."""
+
+
 def untold(share: float) -> None:
     """Ignore the progress of loading."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSite:
-    """The worker that an engine is for: a tier of a mesh, and the settings of the process. hold: how output is joined.
-    progress: told the share of the weights that are loaded, from any thread."""
+    """The worker that an engine is for: a tier of a mesh, and the settings of the process. hold: how output is joined."""
 
     mesh: MeshFile
     tier: MeshTier
     settings: ServiceSettings
     hold: "OutputCoalescing | None" = None
-    progress: Callable[[float], None] = untold
+    progress: Progress = untold
+
+    def device(self, each: int = 1) -> str:
+        """The worker's own device. With `cuda`, each worker of the tier takes the next `each` GPUs."""
+        device = self.tier.device
+        return f"cuda:{self.settings.worker_index * each}" if device == "cuda" else device
 
 
 class EngineExtension(EngineOptions):

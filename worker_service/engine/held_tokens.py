@@ -29,9 +29,8 @@ class HeldTokens:
         """interval_s: how long tokens may be held, if longer than usual."""
         longer = interval_s is not None and interval_s > usual.seconds
         self._seconds = min(interval_s or 0.0, MAX_INTERVAL_S) if longer else usual.seconds
-        self._tokens, self._then_tokens = (
-            (PROGRESS_TOKENS, MAX_FRAME_TOKENS) if longer else (usual.tokens, usual.tokens)
-        )
+        self._tokens = PROGRESS_TOKENS if longer else usual.tokens
+        self._then_tokens = MAX_FRAME_TOKENS if longer else usual.tokens
         self._frames: list[TokenFrame] = []
         self._sent_s = -math.inf
 

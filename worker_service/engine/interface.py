@@ -1,8 +1,7 @@
 """The interface of engines: a small protocol for all, and one for each capability."""
 
 import enum
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -45,15 +44,6 @@ class Capability(enum.Enum):
     ADAPTER = "adapter"
 
 
-def capabilities_of_own_steps(*, keeps_slos: bool) -> frozenset[Capability]:
-    """What an engine can do that forms its steps itself."""
-    return (
-        frozenset(Capability)
-        - {Capability.SLO_PREDICTED, Capability.ADAPTER}
-        - (set() if keeps_slos else {Capability.SLO})
-    )
-
-
 class EngineUnusable(Exception):
     """The engine cannot serve the model; the message gives the reason."""
 
@@ -81,6 +71,7 @@ NOT_KEPT = "the SLO cannot be kept here"
 
 
 EngineEvent = Admitted | Declined | TokenFrame | EngineFinished | HandedOver
+EngineEvents = AsyncGenerator[EngineEvent, None]
 
 
 class Engine(Protocol):
@@ -92,12 +83,10 @@ class Engine(Protocol):
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the model."""
-        ...
 
     @property
     def steps(self) -> int | None:
         """Steps computed since the start; None if unknown."""
-        ...
 
     @property
     def preemptions(self) -> int: ...
@@ -108,15 +97,11 @@ class Engine(Protocol):
         Raises:
             EngineUnusable: The engine cannot serve the model.
         """
-        ...
 
     async def close(self) -> None:
         """End all requests with ABORTED and release all resources."""
-        ...
 
-    def generate(
-        self, request: GenerationRequest, on_tokens: OnTokens | None = None
-    ) -> AsyncGenerator[EngineEvent, None]:
+    def generate(self, request: GenerationRequest, on_tokens: OnTokens | None = None) -> EngineEvents:
         """Admitted, then frames without gap or overlap, then Finished. Leaving the iteration aborts the request.
 
         Declined, then Finished: its SLO cannot be kept (`decline_unkept_slo`).
@@ -131,17 +116,14 @@ class Engine(Protocol):
             RequestFailed: This request cannot be computed; others are not affected.
             Unavailable: The engine failed.
         """
-        ...
 
     async def abort(self, request_id: str) -> bool:
         """End a request within a step; False if it is not running."""
-        ...
 
     def load(self) -> Load: ...
 
     async def failed(self) -> BaseException:
         """Wait until the engine has failed for good; return the cause."""
-        ...
 
 
 @runtime_checkable
@@ -150,7 +132,6 @@ class Interruptible(Protocol):
 
     def availability(self) -> AsyncIterator[bool]:
         """Yield whether requests can be served, now and at every change, without end."""
-        ...
 
 
 @runtime_checkable
@@ -160,17 +141,27 @@ class StepPredicting(Protocol):
     @property
     def latency_correction(self) -> float | None:
         """The factor applied to predictions now; None where the engine's policy predicts nothing."""
-        ...
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """What came of proposed tokens. failures: sources that raised, and passes that failed because of proposed tokens."""
+
+    verified: int = 0
+    accepted: int = 0
+    failures: int = 0
+
+    def add(self, verified: int, accepted: int) -> None:
+        self.verified += verified
+        self.accepted += accepted
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationState:
-    """Counts of drafted tokens since the start, by source: `model` for models that draft, `given` for drafts that came with
-    requests. drafting: what drafts now; None without drafting models."""
+    """counts: since the start, by source: `model` for models that draft, `given` for drafts that came with requests.
+    drafting: what drafts now; None without drafting models."""
 
-    verified: Mapping[str, int]
-    accepted: Mapping[str, int]
-    failures: Mapping[str, int]
+    counts: Mapping[str, DraftCounts]
     drafting: Drafting | None = None
 
 
@@ -219,7 +210,6 @@ class KvTransferring(Protocol):
         Raises:
             NotFound: The request is unknown, waiting, or computing its prompt.
         """
-        ...
 
     async def read_kv(self, request_id: str, first_block: int, blocks: int, out: Blocks | None = None) -> Blocks:
         """Copy full blocks of a decoding request, concurrently with steps; into `out` if it is given.
@@ -228,7 +218,6 @@ class KvTransferring(Protocol):
             NotFound: The request is not decoding here.
             InvalidRequest: The blocks are not full.
         """
-        ...
 
     async def pause(self, request_id: str, first_block: int) -> Stopped:
         """Pause a decoding request between two steps and copy its blocks from `first_block` on; emit its tokens so far.
@@ -237,11 +226,9 @@ class KvTransferring(Protocol):
             NotFound: The request is not decoding here.
             InvalidRequest: There is no such block.
         """
-        ...
 
     async def resume(self, request_id: str) -> None:
         """Resume a paused request; no error if it has ended."""
-        ...
 
     async def leave(self, request_id: str) -> HandedOver:
         """End the stream of a paused request that runs in another engine with HandedOver, at once.
@@ -249,9 +236,8 @@ class KvTransferring(Protocol):
         Raises:
             NotFound: The request has ended.
         """
-        ...
 
-    async def reserve(self, transfer_id: str, layout: KvLayout, tokens: Seq[int], cache_salt: str = "") -> int:
+    async def reserve(self, transfer_id: str, layout: KvLayout, tokens: Sequence[int], cache_salt: str = "") -> int:
         """Reserve room for a request with these computed tokens; return how many of its first blocks are present already.
 
         cache_salt: of the request.
@@ -263,7 +249,6 @@ class KvTransferring(Protocol):
             AlreadyRunning: The transfer has a reservation.
             Overloaded: There is not enough idle KV.
         """
-        ...
 
     async def write_kv(self, transfer_id: str, first_block: int, data: Blocks) -> None:
         """Write reserved blocks, and further ones as needed, concurrently with steps. `data` may be read-only.
@@ -273,7 +258,6 @@ class KvTransferring(Protocol):
             InvalidRequest: The blocks are present already.
             Overloaded: There is not enough idle KV.
         """
-        ...
 
     async def prepare_entry(self, transfer_id: str, request: GenerationRequest) -> None:
         """Compute what `enter` needs of the request itself (its tokenized prompt, its grammar) while its KV is on the way.
@@ -284,16 +268,15 @@ class KvTransferring(Protocol):
             InvalidRequest, Overloaded, RequestFailed: As in `generate`.
             NotFound: The request was aborted.
         """
-        ...
 
     def enter(
         self,
         transfer_id: str,
         request: GenerationRequest,
-        tokens: Seq[int],
+        tokens: Sequence[int],
         last: LastBlocks | None = None,
         on_tokens: OnTokens | None = None,
-    ) -> AsyncGenerator[EngineEvent, None]:
+    ) -> EngineEvents:
         """Like `generate`, but with the KV of the reservation: the reply continues after `tokens`, which include the prompt.
 
         last: blocks to write first, between the same two steps. The reservation is removed in any case.
@@ -304,11 +287,9 @@ class KvTransferring(Protocol):
             AlreadyRunning: A request with this id is in the engine.
             Overloaded: There is no room for the last blocks.
         """
-        ...
 
     async def release(self, transfer_id: str) -> None:
         """Release a reservation; no error if there is none."""
-        ...
 
 
 def blocks_from(layout: KvLayout, data: bytes | memoryview, blocks: int) -> Blocks:

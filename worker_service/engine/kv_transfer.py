@@ -88,9 +88,8 @@ class KvTransfers:
         """
         reservation = self._reservation(transfer_id)
         if first < reservation.present or count < 1:
-            raise invalid(
-                "first_block", f"blocks {first} to {first + count - 1}: {reservation.present} are present already"
-            )
+            problem = f"blocks {first} to {first + count - 1}: {reservation.present} are present already"
+            raise invalid("first_block", problem)
         try:
             self._scheduler.extend(reservation, first + count)
         except OutOfBlocks as error:

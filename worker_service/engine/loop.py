@@ -8,8 +8,7 @@ step. Requests with an SLO are answered sooner: while a step is computed, anothe
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -18,14 +17,14 @@ from penstock.services.domain.instances import Load
 from penstock.services.event_streams import EventStream, OnTokens
 from penstock.types.replies import FinishReason, Usage
 from penstock.types.requests import GenerationRequest
-from penstock.types.workers import Admitted, Declined, EngineFinished, HandedOver, KvLayout
-from penstock.worker_service.engine.core import EngineCore, StepOutput
+from penstock.types.workers import EngineFinished, HandedOver, KvLayout
+from penstock.worker_service.engine.core import Answer, EngineCore, StepOutput
 from penstock.worker_service.engine.engine_thread import EngineThread
 from penstock.worker_service.engine.given_answers import GivenAnswers
 from penstock.worker_service.engine.held_tokens import OutputCoalescing
 from penstock.worker_service.engine.interface import (
     Blocks,
-    EngineEvent,
+    EngineEvents,
     EngineInfo,
     LastBlocks,
     SpeculationState,
@@ -34,7 +33,6 @@ from penstock.worker_service.engine.interface import (
 from penstock.worker_service.engine.runner import ModelRunner
 from penstock.worker_service.grammar.compiler import GrammarCompiler
 from penstock.worker_service.speculation.sources import DraftSource
-from penstock.worker_service.text import Tokenizer
 from penstock.worker_service.text.encoder import EncodingAborted, PromptEncoder
 from penstock.worker_service.text.request_failures import request_failed
 
@@ -42,6 +40,8 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _Stream = EventStream[StepOutput]
+_Prepared = tuple[Callable[[EngineCore], Answer], DraftSource | None]
+"""What adds a request to the core, and what proposes its tokens."""
 
 
 class LoopEngine:
@@ -59,22 +59,6 @@ class LoopEngine:
         self._stopped: dict[str, HandedOver] = {}  # used by the event loop only: the HandedOver of paused requests
         self._copier = ThreadPoolExecutor(1, "kv-copies")
         self._stopping = False
-
-    @property
-    def _core(self) -> EngineCore:
-        return self._thread.core
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._thread.info
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._core.tokenizer
-
-    @property
-    def kv_layout(self) -> KvLayout:
-        return self._core.runner.kv_layout
 
     @property
     def steps(self) -> int:
@@ -95,9 +79,11 @@ class LoopEngine:
         self._loop = asyncio.get_running_loop()
         self._failure: asyncio.Future[BaseException] = self._loop.create_future()
         await self._thread.start()
-        self._encoder = PromptEncoder(self._core.tokenizer, self.info.max_context_tokens)
-        self._grammars = GrammarCompiler(self._core.tokenizer)
-        self._given = GivenAnswers(self._core.tokenizer, self._encoder, self._row_price)
+        self._core, self.info = self._thread.core, self._thread.info
+        self.tokenizer, self.kv_layout = self._core.tokenizer, self._core.runner.kv_layout
+        self._encoder = PromptEncoder(self.tokenizer, self.info.max_context_tokens)
+        self._grammars = GrammarCompiler(self.tokenizer)
+        self._given = GivenAnswers(self.tokenizer, self._encoder, self._row_price)
 
     async def close(self) -> None:
         if self._stopping:
@@ -117,61 +103,43 @@ class LoopEngine:
     async def abort(self, request_id: str) -> bool:
         return self._encoder.abort(request_id) or await self._call(request_id, lambda _: self._thread.abort(request_id))
 
-    async def generate(
-        self, request: GenerationRequest, on_tokens: OnTokens | None = None
-    ) -> AsyncGenerator[EngineEvent, None]:
+    def generate(self, request: GenerationRequest, on_tokens: OnTokens | None = None) -> EngineEvents:
         resumed = request.resume_token_ids
-        try:
+
+        async def prepare() -> _Prepared:
             prompt = await self._encoder.encode(request.request_id, request.prompt, continued=bool(resumed))
             source = await self._given.source(request.request_id, request.draft, resumed)
-        except EncodingAborted:
-            yield EngineFinished(FinishReason.ABORTED, Usage(output_tokens=len(resumed)))
-            return
-        grammar = await self._grammars.compile(request, resumed)
-        async with contextlib.aclosing(
-            self._stream(
-                request,
-                lambda core: core.add(request, prompt, grammar),
-                on_tokens,
-                source,
-                during_step=request.slo is not None and request.slo.asks,
-            )
-        ) as events:
-            async for event in events:  # closed at once, not by the garbage collector
-                yield event
+            grammar = await self._grammars.compile(request, resumed)
+            return lambda core: core.add(request, prompt, grammar), source
+
+        return self._stream(request, prepare, on_tokens, during_step=request.slo is not None and request.slo.asks)
 
     async def prepare_entry(self, transfer_id: str, request: GenerationRequest) -> None:
-        try:
-            await self._encoder.encode_ahead(transfer_id, request.request_id, request.prompt)
-        except EncodingAborted:
-            raise NotFound("request", request.request_id) from None
+        await self._encoder.encode_ahead(transfer_id, request.request_id, request.prompt)
         await self._grammars.compile(request, ())  # the compiled grammar is kept; `enter` advances it by the output
 
-    async def enter(
+    def enter(
         self,
         transfer_id: str,
         request: GenerationRequest,
-        tokens: Seq[int],
+        tokens: Sequence[int],
         last: LastBlocks | None = None,
         on_tokens: OnTokens | None = None,
-    ) -> AsyncGenerator[EngineEvent, None]:
-        try:
-            prompt = await self._encoder.encode_arrived(transfer_id, request.request_id, request.prompt)
-            grammar = await self._grammars.compile(request, tokens[len(prompt) :])
-            source = await self._given.source(request.request_id, request.draft, tokens[len(prompt) :])
-        except BaseException as error:
-            with contextlib.suppress(Unavailable):
-                self._post(lambda: self._core.transfers.release(transfer_id))
-            if isinstance(error, EncodingAborted):
-                raise NotFound("request", request.request_id) from None
-            raise
-        async with contextlib.aclosing(
-            self._stream(
-                request, lambda core: core.enter(request, prompt, transfer_id, tokens, last, grammar), on_tokens, source
-            )
-        ) as events:
-            async for event in events:
-                yield event
+    ) -> EngineEvents:
+        async def prepare() -> _Prepared:
+            try:
+                prompt = await self._encoder.encode_arrived(transfer_id, request.request_id, request.prompt)
+                grammar = await self._grammars.compile(request, tokens[len(prompt) :])
+                source = await self._given.source(request.request_id, request.draft, tokens[len(prompt) :])
+            except BaseException as error:
+                with contextlib.suppress(Unavailable):
+                    self._post(lambda: self._core.transfers.release(transfer_id))
+                if isinstance(error, EncodingAborted):
+                    raise NotFound("request", request.request_id) from None
+                raise
+            return lambda core: core.enter(request, prompt, transfer_id, tokens, last, grammar), source
+
+        return self._stream(request, prepare, on_tokens)
 
     async def computed_tokens(self, request_id: str) -> tuple[int, ...]:
         return await self._call(request_id, lambda core: core.transfers.computed_tokens(request_id))
@@ -207,7 +175,7 @@ class LoopEngine:
         self._deliver([(request_id, handed_over)])
         return handed_over
 
-    async def reserve(self, transfer_id: str, layout: KvLayout, tokens: Seq[int], cache_salt: str = "") -> int:
+    async def reserve(self, transfer_id: str, layout: KvLayout, tokens: Sequence[int], cache_salt: str = "") -> int:
         return await self._call(
             transfer_id, lambda core: core.transfers.reserve(transfer_id, layout, tokens, cache_salt)
         )
@@ -224,7 +192,7 @@ class LoopEngine:
         await self._call(transfer_id, lambda core: core.transfers.release(transfer_id))
 
     async def _on_copy_thread(
-        self, owner: str, hold: Callable[[EngineCore], Seq[int]], copy: Callable[[ModelRunner, Seq[int]], _T]
+        self, owner: str, hold: Callable[[EngineCore], Sequence[int]], copy: Callable[[ModelRunner, Sequence[int]], _T]
     ) -> _T:
         """Copy blocks on another thread; they are held until it has finished, even if the caller is cancelled."""
 
@@ -249,19 +217,23 @@ class LoopEngine:
     async def _stream(
         self,
         request: GenerationRequest,
-        ask: Callable[[EngineCore], tuple[Admitted | Declined | None, EngineFinished | None]],
+        prepare: Callable[[], Awaitable[_Prepared]],
         on_tokens: OnTokens | None,
-        source: DraftSource | None,
         *,
         during_step: bool = False,
-    ) -> AsyncGenerator[EngineEvent, None]:
-        """The events of a request that `ask` adds to the core. Leaving the iteration aborts it.
+    ) -> EngineEvents:
+        """The events of a request, once it is prepared. Leaving the iteration aborts it.
 
-        source: proposes its tokens. during_step: `ask` may be called while a step is computed.
+        during_step: it may be added to the core while a step is computed.
         """
         request_id, stream = request.request_id, _Stream()
+        try:
+            ask, source = await prepare()
+        except EncodingAborted:
+            yield EngineFinished(FinishReason.ABORTED, Usage(output_tokens=len(request.resume_token_ids)))
+            return
 
-        def begin(core: EngineCore) -> tuple[Admitted | Declined | None, EngineFinished | None]:
+        def begin(core: EngineCore) -> Answer:
             admitted, finished = ask(core)
             if finished is None:
                 self._thread.begin(request_id, request.output_interval_s)
@@ -286,12 +258,12 @@ class LoopEngine:
                 if isinstance(event, (EngineFinished, HandedOver)):
                     return
         finally:
-            await self._leave(request_id, stream)
+            self._leave(request_id, stream)
 
     def _row_price(self) -> float:
         return self._core.proposals.row_price(len(self._core.scheduler.running))
 
-    async def _leave(self, request_id: str, stream: _Stream) -> None:
+    def _leave(self, request_id: str, stream: _Stream) -> None:
         """Remove a stream; abort its request if it is still running."""
         if self._streams.get(request_id) is stream:
             del self._streams[request_id]
@@ -318,13 +290,10 @@ class LoopEngine:
         def resolve(value: _T) -> None:
             if stream is not None:
                 self._streams[request_id] = stream
-            if future.cancelled():  # the caller was cancelled
-                if stream is not None:
-                    self._streams.pop(request_id, None)
-                    with contextlib.suppress(Unavailable):
-                        self._post(lambda: self._thread.abort(request_id))
-                return
-            future.set_result(value)
+            if not future.cancelled():
+                future.set_result(value)
+            elif stream is not None:  # the caller was cancelled
+                self._leave(request_id, stream)
 
         def reject(error: BaseException) -> None:
             if not future.done():
@@ -348,7 +317,7 @@ class LoopEngine:
             raise Unavailable("the engine has stopped")
         self._thread.put(command, during_step=during_step)
 
-    def _deliver(self, outputs: Seq[tuple[str, StepOutput]]) -> None:
+    def _deliver(self, outputs: Sequence[tuple[str, StepOutput]]) -> None:
         """Hand outputs to the streams of their requests; those of a request without a stream are dropped."""
         for request_id, output in outputs:
             stream = self._streams.get(request_id)
@@ -367,6 +336,5 @@ class LoopEngine:
 
     def _end_all(self) -> None:
         for request_id in list(self._streams):
-            finished = self._core.abort(request_id, FinishReason.ABORTED)
-            if finished is not None:
+            if (finished := self._core.abort(request_id)) is not None:
                 self._deliver(self._thread.gathered([(request_id, finished)]))

@@ -7,7 +7,7 @@ The definitions are SGLang's, in its order: the repetition penalty of CTRL (Kesk
 frequency and presence penalties of OpenAI's API, then the biases. All count the tokens of the reply, not those of the prompt.
 """
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ class LogitChanges(NamedTuple):
     summands: npt.NDArray[np.float32]
 
 
-def logit_changes(sampling: SamplingParams, output: Seq[int], vocab_size: int) -> LogitChanges | None:
+def logit_changes(sampling: SamplingParams, output: Sequence[int], vocab_size: int) -> LogitChanges | None:
     """The changes at the position after `output`, the reply's tokens so far; None if there are none.
 
     Tokens beyond the vocabulary are left out.

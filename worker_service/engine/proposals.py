@@ -1,14 +1,13 @@
 """The proposed tokens of an engine's running requests: asks their sources, checks the answers, counts what is accepted."""
 
 import logging
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from penstock.services.domain.slo.draft_windows import FIRST_PACE, DraftPace
 from penstock.types.mesh_status import Drafting
 from penstock.types.replies import FinishReason, PositionLogprobs
-from penstock.worker_service.engine.interface import SpeculationState
+from penstock.worker_service.engine.interface import DraftCounts, SpeculationState
 from penstock.worker_service.scheduling.batching import BatchScheduler
 from penstock.worker_service.scheduling.steps import Chunk, StepPlan
 from penstock.worker_service.speculation.sources import Drafter, DraftRequest, DraftSource, VerifiedStep
@@ -16,15 +15,6 @@ from penstock.worker_service.speculation.windows import RowShare, row_price
 from penstock.worker_service.text import Tokenizer
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class DraftCounts:
-    """What came of proposed tokens. failures: sources that raised, and passes that failed because of proposed tokens."""
-
-    verified: int = 0
-    accepted: int = 0
-    failures: int = 0
 
 
 RECENT_TOKENS = 512
@@ -38,7 +28,7 @@ class Continuation:
     accepted: how many of them were proposed. reason: why the reply ends with them; None if it continues.
     """
 
-    tokens: Seq[int]
+    tokens: Sequence[int]
     accepted: int
     text: str
     logprobs: tuple[PositionLogprobs, ...]
@@ -60,15 +50,9 @@ class Proposals:
 
     def state(self) -> SpeculationState:
         """The counts, and what drafts now. May be called by any thread."""
-        counts = {"model": self.of_drafter, "given": self.of_sources}
-        failures = {name: count.failures for name, count in counts.items()}
-        failures["model"] += self.drafter.failures if self.drafter is not None else 0
-        return SpeculationState(
-            verified={name: count.verified for name, count in counts.items()},
-            accepted={name: count.accepted for name, count in counts.items()},
-            failures=failures,
-            drafting=self.drafting(),
-        )
+        failures = self.of_drafter.failures + (self.drafter.failures if self.drafter is not None else 0)
+        counts = {"model": replace(self.of_drafter, failures=failures), "given": replace(self.of_sources)}
+        return SpeculationState(counts, self.drafting())
 
     def drafting(self) -> Drafting | None:
         """What drafts now, for the engine's load; None without a drafter."""
@@ -86,12 +70,8 @@ class Proposals:
         """From now on, `source` proposes tokens of this request."""
         self._sources[request_id] = source
 
-    def gave(self, request_id: str) -> bool:
-        """Whether what is proposed for a request in this step is its own source's."""
-        return request_id in self._sources and request_id not in self._by_drafter
-
     def drafted(self, request_id: str) -> bool:
-        """Whether what is proposed for a request in this step is a drafting model's."""
+        """Whether what is proposed for a request in this step is a drafting model's, not its own source's."""
         return request_id in self._by_drafter
 
     def forget(self, request_id: str) -> None:
@@ -107,7 +87,7 @@ class Proposals:
         if not self._watching:
             return plan
         limits = scheduler.proposal_limits(plan, lambda: self._pace(len(plan.chunks)))
-        proposals = dict[str, Seq[int]]()
+        proposals = dict[str, Sequence[int]]()
         undrafted = list[DraftRequest]()
         for chunk in plan.chunks:
             sequence = chunk.sequence
@@ -125,7 +105,9 @@ class Proposals:
         self._by_drafter.update(drafted)
         return scheduler.propose(plan, proposals | drafted)
 
-    def observe(self, continuations: Mapping[str, Continuation], chunks: Seq[Chunk], rows: int, seconds: float) -> None:
+    def observe(
+        self, continuations: Mapping[str, Continuation], chunks: Sequence[Chunk], rows: int, seconds: float
+    ) -> None:
         """A step of these chunks has taken so many seconds, for `rows` tokens, and continued these requests."""
         if not self._watching:
             return
@@ -139,10 +121,8 @@ class Proposals:
                 self._observed(request_id, continuation.accepted, continuation.tokens[-1])
             if not verified:
                 continue
-            drafted = request_id in self._by_drafter
-            counts = self.of_drafter if drafted else self.of_sources
-            counts.verified += verified
-            counts.accepted += continuation.accepted
+            drafted = self.drafted(request_id)
+            (self.of_drafter if drafted else self.of_sources).add(verified, continuation.accepted)
             if drafted:
                 self._count_share(verified, continuation.accepted)
             if drafted and continuation.reason is None:  # what comes after the end of a reply is not known
@@ -175,7 +155,7 @@ class Proposals:
         """What drafts are worth now; FIRST_PACE of those that come with requests."""
         return self.drafter.pace(replies) if self.drafter is not None and replies else FIRST_PACE
 
-    def _of_source(self, request_id: str, tokens: Seq[int], limit: int) -> Seq[int]:
+    def _of_source(self, request_id: str, tokens: Sequence[int], limit: int) -> Sequence[int]:
         source = self._sources.get(request_id)
         if source is None:
             return ()
@@ -185,7 +165,7 @@ class Proposals:
             self._drop(request_id)
             return ()
 
-    def _of_drafter(self, requests: Seq[DraftRequest]) -> dict[str, Seq[int]]:
+    def _of_drafter(self, requests: Sequence[DraftRequest]) -> dict[str, Sequence[int]]:
         if self.drafter is None or not requests:
             return {}
         try:
@@ -197,7 +177,7 @@ class Proposals:
             return {}
         return {request_id: tokens for request_id, tokens in usable.items() if tokens}
 
-    def _usable(self, tokens: Seq[int], limit: int) -> Seq[int]:
+    def _usable(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
         """The tokens before the first one that cannot be verified.
 
         An end token is left out: if it is right, the verifier draws it after the tokens before it.

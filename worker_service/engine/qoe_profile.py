@@ -15,11 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.services.domain.stages.qoe import BatchLoad, InFlight
-from penstock.types.prompts import TokenPrompt
-from penstock.types.replies import FinishReason, TokenFrame
-from penstock.types.requests import GenerationRequest
-from penstock.types.sampling import SamplingParams
+from penstock.types.replies import TokenFrame
 from penstock.worker_service.engine.core import EngineCore
+from penstock.worker_service.engine.profile import OnProgress, add_request
 
 SHORTEST_TOKENS = 32
 INPUT_SHARES = ((0.2, 0.35), (0.65, 0.8))  # ranges of the input's share of the final length
@@ -28,12 +26,8 @@ MEASURE_S = 60.0
 LEAST_SAMPLES = 10  # half of them are held out, and the model has five coefficients
 
 
-@dataclass(frozen=True, slots=True)
-class QoeSample:
-    """One request: mean load of its batches, and its latency from arrival to last token, in seconds per output token."""
-
-    load: BatchLoad
-    cost_s: float
+QoeSample = tuple[BatchLoad, float]
+"""One request: mean load of its batches, and its latency from arrival to last token, in seconds per output token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +76,7 @@ def measure_qoe(
     *,
     seed: int = 0,
     clock: Callable[[], float] = time.perf_counter,
-    on_progress: Callable[[int, int], None] = lambda _, __: None,
+    on_progress: OnProgress = lambda _, __: None,
     most_s: float = math.inf,
 ) -> list[QoeSample]:
     """Measure each cell until every slot has served a complete request. The core must be idle, and is idle afterwards.
@@ -109,10 +103,8 @@ def _measure_cell(
         tokens = rng.randrange(cell.from_tokens, cell.to_tokens)
         inputs = max(2, round(tokens * rng.uniform(*cell.input_share)))
         outputs = max(1, round((tokens - inputs) * share))
-        prompt = [rng.randrange(vocab) for _ in range(inputs)]
         name, started = f"qoe-{started}", started + 1
-        sampling = SamplingParams(temperature=0.0, max_tokens=outputs, ignore_eos=True)
-        core.add(GenerationRequest(name, TokenPrompt(tuple(prompt)), sampling), prompt)
+        add_request(core, name, [rng.randrange(vocab) for _ in range(inputs)], outputs)
         lives[name] = _Life(inputs, outputs, clock(), counts=share == 1.0)
 
     for i in range(cell.requests):
@@ -139,8 +131,8 @@ def _measure_cell(
                     if life.counts:
                         remaining -= 1
                         mean = BatchLoad(*(total / life.busy_s for total in life.sums))
-                        yield QoeSample(mean, (now - life.began_s) / life.output_tokens)
+                        yield mean, (now - life.began_s) / life.output_tokens
                     begin(1.0)
     finally:
         for name in lives:
-            core.abort(name, FinishReason.ABORTED)
+            core.abort(name)

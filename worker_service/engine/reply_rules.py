@@ -1,7 +1,6 @@
 """Rules for the length and the end of a reply, common to all engines. No I/O."""
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence
 
 from penstock.services.domain.errors import PromptTooLong, invalid, unsupported
 from penstock.types.replies import FinishReason, PositionLogprobs, TokenLogprob
@@ -10,13 +9,13 @@ from penstock.types.sampling import SamplingParams
 from penstock.worker_service.text import ReplyText, Tokenizer
 
 
-def reply_room(request: GenerationRequest, prompt: Seq[int], context_tokens: int, tokenizer: Tokenizer) -> int:
+def reply_room(request: GenerationRequest, prompt: Sequence[int], context_tokens: int, tokenizer: Tokenizer) -> int:
     """The largest number of output tokens of a reply to `prompt`, including resumed ones.
 
     Raises:
         PromptTooLong: The prompt leaves no room for a reply.
         InvalidRequest: The prompt is empty, a token is unknown to the model, or there are too many resumed tokens.
-        UnsupportedByModel: A token of the sampling parameters is unknown to the model.
+        UnsupportedByModel: A token of the sampling parameters is unknown to the model; another tier's may know it.
     """
     if not prompt:
         raise invalid("prompt", "holds no tokens")
@@ -27,28 +26,16 @@ def reply_room(request: GenerationRequest, prompt: Seq[int], context_tokens: int
     resumed = request.resume_token_ids
     if resumed and max(resumed) >= tokenizer.vocab_size:
         raise invalid("resume_token_ids", f"this model's token ids end at {tokenizer.vocab_size - 1}")
-    check_tokens(request.sampling, tokenizer.vocab_size)
+    for field in ("logit_bias", "stop_token_ids"):
+        if (token := max(getattr(request.sampling, field), default=-1)) >= tokenizer.vocab_size:
+            problem = f"token {token} is unknown to the model, whose token ids end at {tokenizer.vocab_size - 1}"
+            raise unsupported(f"sampling.{field}", problem)
     room = context_tokens - len(prompt)
     requested = request.sampling.max_tokens
     limit = min(room, requested) if requested is not None else room
     if len(resumed) > limit:
         raise invalid("resume_token_ids", f"{len(resumed)} tokens, but the reply may have {limit}")
     return limit
-
-
-def check_tokens(sampling: SamplingParams, vocab_size: int) -> None:
-    """Check the tokens in sampling parameters.
-
-    Raises:
-        UnsupportedByModel: One is unknown to the model; another tier's may know it.
-    """
-    for field, token_ids in (
-        ("logit_bias", tuple(sampling.logit_bias)),
-        ("stop_token_ids", sampling.stop_token_ids),
-    ):
-        if token_ids and max(token_ids) >= vocab_size:
-            problem = f"token {max(token_ids)} is unknown to the model, whose token ids end at {vocab_size - 1}"
-            raise unsupported(f"sampling.{field}", problem)
 
 
 def resumed_text(request: GenerationRequest, tokenizer: Tokenizer) -> ReplyText:

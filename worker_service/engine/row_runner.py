@@ -1,8 +1,7 @@
 """Runs the rows of a step so that one that cannot be computed fails alone."""
 
 import contextlib
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 
 from penstock.types.sampling import SamplingParams
 from penstock.worker_service.engine.runner import ModelRunner, Row, RowResult
@@ -18,12 +17,12 @@ class RowRunner:
         self.runner, self._pool = runner, pool
         self.computing: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
-    def run(self, rows: Seq[Row | BaseException]) -> list[RowResult | BaseException]:
-        """One result for each row. An error in place of a row is its result."""
+    def run(self, rows: Sequence[Row | BaseException]) -> list[RowResult]:
+        """One result for each row. An error in place of a row is that of its result."""
         results = iter(self._run([row for row in rows if isinstance(row, Row)]))
-        return [next(results) if isinstance(row, Row) else row for row in rows]
+        return [next(results) if isinstance(row, Row) else RowResult(error=row) for row in rows]
 
-    def _run(self, rows: Seq[Row]) -> Seq[RowResult | BaseException]:
+    def _run(self, rows: Sequence[Row]) -> Sequence[RowResult]:
         """A step that fails is split, down to the single rows that fail."""
         if not rows:
             return []
@@ -32,7 +31,7 @@ class RowRunner:
                 return self.runner.run(rows)
         except BaseException as error:
             if len(rows) == 1:
-                return [error]
+                return [RowResult(error=error)]
         half = len(rows) // 2
         return [*self._run(rows[:half]), *self._run(rows[half:])]
 

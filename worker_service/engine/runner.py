@@ -1,6 +1,6 @@
 """The interface through which an EngineCore computes its steps."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,17 +22,17 @@ class Row:
     allowed: tokens that they may be, (logits, ceil(V / 32)) bits (`worker_service.grammar.token_grammar.Mask`); None: all.
     """
 
-    tokens: Seq[int]
+    tokens: Sequence[int]
     start: int
-    blocks: Seq[int]
+    blocks: Sequence[int]
     logits: int
     sampling: SamplingParams
     offset: int
     allowed: npt.NDArray[np.int32] | None = None
-    output: Seq[int] = ()
+    output: Sequence[int] = ()
     sequence: str = ""
 
-    def output_before(self, index: int) -> Seq[int]:
+    def output_before(self, index: int) -> Sequence[int]:
         """`output` before the next token number `index` of this part."""
         return self.output[: len(self.output) - self.logits + 1 + index] if self.output else ()
 
@@ -58,8 +58,8 @@ class RawLogprobs:
     """The logprobs of the chosen token and of the most likely tokens at one position."""
 
     chosen: float
-    top_ids: Seq[int] = ()
-    top: Seq[float] = ()
+    top_ids: Sequence[int] = ()
+    top: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class RowResult:
     error: why this row has no result; other rows of the step are not affected.
     """
 
-    tokens: Seq[int] = ()
-    logprobs: Seq[RawLogprobs] = ()
-    error: Exception | None = None
+    tokens: Sequence[int] = ()
+    logprobs: Sequence[RawLogprobs] = ()
+    error: BaseException | None = None
 
 
 class ModelRunner(Protocol):
@@ -84,7 +84,7 @@ class ModelRunner(Protocol):
     @property
     def kv_layout(self) -> KvLayout: ...
 
-    def run(self, rows: Seq[Row]) -> list[RowResult]:
+    def run(self, rows: Sequence[Row]) -> list[RowResult]:
         """Compute a step; one result per row.
 
         A step may be repeated in parts with the same rows: writing the KV of a row is idempotent.
@@ -92,12 +92,9 @@ class ModelRunner(Protocol):
         Raises:
             Exception: The step cannot be computed; one of its rows may be the cause.
         """
-        ...
 
-    def read_blocks(self, blocks: Seq[int], out: npt.NDArray[np.generic] | None = None) -> npt.NDArray[np.generic]:
+    def read_blocks(self, blocks: Sequence[int], out: npt.NDArray[np.generic] | None = None) -> npt.NDArray[np.generic]:
         """A copy of blocks: (blocks, layers, 2, elements); in `out` if it is given."""
-        ...
 
-    def write_blocks(self, blocks: Seq[int], data: npt.NDArray[np.generic]) -> None:
+    def write_blocks(self, blocks: Sequence[int], data: npt.NDArray[np.generic]) -> None:
         """Write blocks; `data` may be read-only."""
-        ...

@@ -57,15 +57,14 @@ class LoadTracker:
         """Metrics of speculative decoding."""
 
         def tokens() -> Iterable[Observation]:
-            state = engine.speculation()
-            for source, verified in state.verified.items():
-                accepted, labels = state.accepted[source], {"penstock.draft.source": source}
-                yield self._observed(accepted, labels | {"penstock.draft.outcome": "accepted"})
-                yield self._observed(verified - accepted, labels | {"penstock.draft.outcome": "rejected"})
+            for source, counts in engine.speculation().counts.items():
+                labels, rejected = {"penstock.draft.source": source}, counts.verified - counts.accepted
+                yield self._observed(counts.accepted, labels | {"penstock.draft.outcome": "accepted"})
+                yield self._observed(rejected, labels | {"penstock.draft.outcome": "rejected"})
 
         def failures() -> Iterable[Observation]:
-            for source, count in engine.speculation().failures.items():
-                yield self._observed(count, {"penstock.draft.source": source})
+            for source, counts in engine.speculation().counts.items():
+                yield self._observed(counts.failures, {"penstock.draft.source": source})
 
         def window() -> Iterable[Observation]:
             drafting = engine.speculation().drafting or Drafting((), 0, None)

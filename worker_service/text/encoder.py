@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from penstock.services.domain.errors import AlreadyRunning, Unavailable
+from penstock.services.domain.errors import AlreadyRunning, NotFound, Unavailable
 from penstock.services.text_threads import INLINE_CHARACTERS, TextThread, prompt_characters
 from penstock.types.prompts import Prompt, TextPrompt
 from penstock.worker_service.text.request_failures import guarded
@@ -71,13 +71,21 @@ class PromptEncoder:
                 del self._pending[request_id]
 
     async def encode_ahead(self, transfer_id: str, request_id: str, prompt: Prompt) -> None:
-        """Tokenize the prompt of a request that is arriving, for `encode_arrived`. Raises what `encode` raises."""
-        self._ahead[transfer_id] = await self.encode(request_id, prompt, continued=True)
+        """Tokenize the prompt of a request that is arriving, for `encode_arrived`, as which it raises."""
+        self._ahead[transfer_id] = await self.encode_arrived(transfer_id, request_id, prompt)
 
     async def encode_arrived(self, transfer_id: str, request_id: str, prompt: Prompt) -> list[int]:
-        """The token ids of the prompt of a request that has arrived: at once, if they were encoded ahead."""
-        ids = self._ahead.pop(transfer_id, None)
-        return ids if ids is not None else await self.encode(request_id, prompt, continued=True)
+        """The token ids of the prompt of a request that has arrived: at once, if they were encoded ahead.
+
+        Raises:
+            NotFound: `abort` was called. Otherwise as `encode`.
+        """
+        if (ids := self._ahead.pop(transfer_id, None)) is not None:
+            return ids
+        try:
+            return await self.encode(request_id, prompt, continued=True)
+        except EncodingAborted:
+            raise NotFound("request", request_id) from None
 
     def forget(self, transfer_id: str) -> None:
         """Drop what was encoded ahead for a request that does not arrive; no error if there is nothing."""

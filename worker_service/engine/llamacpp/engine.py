@@ -32,11 +32,9 @@ class LlamaCppEngineOptions(EngineOptions):
     gpu: bool = False
 
 
-def llamacpp_engine(
-    options: LlamaCppEngineOptions, clock: Clock | None = None, hold: OutputCoalescing | None = None
-) -> LoopEngine:
+def llamacpp_engine(options: LlamaCppEngineOptions, hold: OutputCoalescing | None = None) -> LoopEngine:
     """The built-in engine. Its start() raises EngineUnusable for a file that it cannot serve."""
-    return LoopEngine(lambda: llamacpp_core(options, clock or SystemClock()), hold)
+    return LoopEngine(lambda: llamacpp_core(options, SystemClock()), hold)
 
 
 def llamacpp_core(options: LlamaCppEngineOptions, clock: Clock) -> tuple[EngineCore, EngineInfo]:

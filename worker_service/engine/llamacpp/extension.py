@@ -59,9 +59,6 @@ class LlamaCpp(EngineExtension):
         folder = model_folder(site.settings, tier.model)
         common["drafters"] = tuple(gguf_file(each) or each for each in common["drafters"])
         options = LlamaCppEngineOptions(
-            folder=gguf_file(folder) or folder,
-            library=self.library,
-            gpu=tier.device.startswith("cuda"),
-            **common,
+            folder=gguf_file(folder) or folder, library=self.library, gpu=tier.device.startswith("cuda"), **common
         )
-        return llamacpp_engine(options, hold=site.hold)
+        return llamacpp_engine(options, site.hold)

@@ -5,8 +5,7 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import aiohttp
@@ -31,7 +30,7 @@ _TOO_LONG = ("context_length_exceeded", "prompt_too_long")
 class RemoteClient:
     """The endpoints, which serve the same model. key: sent to all of them; empty: none."""
 
-    def __init__(self, endpoints: Seq[str], key: str, silence_s: float) -> None:
+    def __init__(self, endpoints: Sequence[str], key: str, silence_s: float) -> None:
         """endpoints: base URLs, with /v1. silence_s: a stream that is silent for so long has failed."""
         self._endpoints = [endpoint.rstrip("/") for endpoint in endpoints]
         self._ejected_until = dict.fromkeys(self._endpoints, 0.0)

@@ -13,8 +13,8 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -22,19 +22,20 @@ import aiohttp
 from penstock.services.domain.errors import PenstockError, Unavailable, UnsupportedByModel, invalid
 from penstock.services.domain.instances import Load
 from penstock.services.event_streams import OnTokens
+from penstock.services.mesh_schema import MeshTier
 from penstock.types.prompts import ChatMessage, ChatPrompt
 from penstock.types.replies import FinishReason, PositionLogprobs, TokenFrame, Usage
 from penstock.types.requests import GenerationRequest
 from penstock.types.sampling import SamplingParams
 from penstock.types.workers import Admitted, EngineFinished
 from penstock.worker_service.engine import reply_rules
-from penstock.worker_service.engine.interface import Capability, EngineEvent, EngineInfo, EngineUnusable
-from penstock.worker_service.engine.places import Places
+from penstock.worker_service.engine.engine_of_server import EngineOfServer
+from penstock.worker_service.engine.interface import Capability, EngineEvents, EngineInfo, EngineUnusable
 from penstock.worker_service.engine.remote.client import RemoteClient, events
 from penstock.worker_service.engine.remote.deltas import RemoteReply
+from penstock.worker_service.engine.remote.extension import OpenAi
 from penstock.worker_service.engine.remote.requests import chat_body
 from penstock.worker_service.engine.remote.tokenizer import RemoteTokenizer
-from penstock.worker_service.engine.throughput import Throughput
 from penstock.worker_service.text import ReplyText
 from penstock.worker_service.text.request_failures import request_failed
 
@@ -51,25 +52,6 @@ TRIAL = GenerationRequest(
 _REASONS = {"length": FinishReason.LENGTH}
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteEngineOptions:
-    """endpoints: base URLs, with /v1. key: sent to them; empty: none. extensions, limit_field: as in `chat_body`.
-
-    max_requests: limit on concurrent requests. silence_s: as in RemoteClient. start_timeout_s: until an endpoint answers.
-    """
-
-    model: str
-    name: str
-    endpoints: tuple[str, ...]
-    key: str = field(default="", repr=False)
-    extensions: frozenset[str] = frozenset()
-    limit_field: str = "max_tokens"
-    max_requests: int = 96
-    max_context_tokens: int = DEFAULT_REMOTE_CONTEXT
-    silence_s: float = 60.0
-    start_timeout_s: float = 60.0
-
-
 @dataclass(slots=True)
 class _Running:
     """A request at the endpoint. prompt_tokens: an estimate. output: bytes of the reply so far. opening: its stream."""
@@ -81,55 +63,44 @@ class _Running:
     response: aiohttp.ClientResponse | None = None
 
 
-class RemoteEngine:
+class RemoteEngine(EngineOfServer[_Running]):
     """An Engine around endpoints."""
 
-    def __init__(self, options: RemoteEngineOptions) -> None:
-        self.options = options
-        self._places = Places[_Running](options.max_requests)
-        self._tokenizer = RemoteTokenizer()
-        self._throughput = Throughput(time.monotonic())
+    def __init__(self, tier: MeshTier, options: OpenAi, key: str = "") -> None:
+        """key: sent to the endpoints; empty: none."""
+        super().__init__(tier.max_running + tier.max_queued)
+        self._tier, self._options, self._key = tier, options, key
+        self._max_context_tokens = tier.max_context_tokens or DEFAULT_REMOTE_CONTEXT
+        self.tokenizer = RemoteTokenizer()
         self._gives_logprobs = True
-        self.preemptions = 0
 
     @property
     def info(self) -> EngineInfo:
-        options = self.options
-        identity = "\n".join([options.model, *sorted(options.endpoints)])
+        identity = "\n".join([self._tier.model, *sorted(self._options.endpoints)])
         return EngineInfo(
             engine="openai",
-            model=options.name,
+            model=self._tier.served_name,
             model_digest=f"remote-{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}",
-            max_context_tokens=options.max_context_tokens,
+            max_context_tokens=self._max_context_tokens,
             kv_blocks=1,  # the endpoint's KV is not known
-            kv_block_tokens=options.max_context_tokens,
-            max_requests=options.max_requests,
+            kv_block_tokens=self._max_context_tokens,
+            max_requests=self._limit,
             capabilities=frozenset({Capability.STRUCTURED_OUTPUT})
             | ({Capability.LOGPROBS} if self._gives_logprobs else set()),
             sampling_defaults=None,
         )
 
-    @property
-    def tokenizer(self) -> RemoteTokenizer:
-        return self._tokenizer
-
-    @property
-    def steps(self) -> int | None:
-        return None
-
     async def start(self) -> None:
-        options = self.options
-        self._client = RemoteClient(options.endpoints, options.key, options.silence_s)
-        self._failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self._client = RemoteClient(self._options.endpoints, self._key, self._options.silence_s)
+        self._failure = asyncio.get_running_loop().create_future()
         try:
             models = await self._models()
+            if models and self._tier.model not in models:
+                listed = ", ".join(models[:10])
+                raise EngineUnusable(f"openai.endpoints: no model '{self._tier.model}' there, but {listed}")
         except BaseException:
             await self._client.close()
             raise
-        if models and options.model not in models:
-            await self._client.close()
-            listed = ", ".join(models[:10])
-            raise EngineUnusable(f"openai.endpoints: no model '{options.model}' there, but {listed}")
         self._gives_logprobs = await self._tries_logprobs()
 
     async def _tries_logprobs(self) -> bool:
@@ -148,9 +119,8 @@ class RemoteEngine:
             return True
 
     def _body(self, request: GenerationRequest) -> dict[str, Any]:
-        options = self.options
-        given = self._gives_logprobs
-        return chat_body(request, options.model, options.extensions, options.limit_field, logprobs=given)
+        options, given = self._options, self._gives_logprobs
+        return chat_body(request, self._tier.model, options.extensions, options.limit_field, logprobs=given)
 
     async def _models(self) -> list[str]:
         """Wait until an endpoint answers; return its models.
@@ -159,7 +129,7 @@ class RemoteEngine:
             EngineUnusable: None answers in time.
         """
         loop = asyncio.get_running_loop()
-        until = loop.time() + self.options.start_timeout_s
+        until = loop.time() + self._options.start_timeout_s
         while True:
             try:
                 return await self._client.models()
@@ -169,14 +139,11 @@ class RemoteEngine:
             await asyncio.sleep(POLL_S)
 
     async def close(self) -> None:
-        if await self._places.close(self.abort):
+        if await self._abort_all():
             await self._client.close()
 
-    async def failed(self) -> BaseException:
-        return await asyncio.shield(self._failure)
-
     async def abort(self, request_id: str) -> bool:
-        running = self._places.requests.get(request_id)
+        running = self._requests.get(request_id)
         if running is None:
             return False
         running.aborted = True
@@ -187,7 +154,7 @@ class RemoteEngine:
         return True
 
     def load(self) -> Load:
-        running = self._places.requests.values()
+        running = self._requests.values()
         return Load(
             running_tokens=tuple(r.prompt_tokens + r.output // CHARS_PER_TOKEN for r in running),
             free_kv_blocks=1,
@@ -195,24 +162,21 @@ class RemoteEngine:
             input_tokens=tuple(r.prompt_tokens for r in running),
         )
 
-    async def generate(
-        self, request: GenerationRequest, on_tokens: OnTokens | None = None
-    ) -> AsyncGenerator[EngineEvent, None]:
+    async def generate(self, request: GenerationRequest, on_tokens: OnTokens | None = None) -> EngineEvents:
         """As in `Engine`.
 
         Raises:
             UnsupportedByModel: The request needs something that the endpoint does not have, or it refuses the request.
             Unavailable: No endpoint answers, a stream broke, or a resumed reply was written differently.
         """
-        options = self.options
         body = self._body(request)
         resumed = request.resume_token_ids
-        if resumed and max(resumed) >= self._tokenizer.vocab_size:
+        if resumed and max(resumed) >= self.tokenizer.vocab_size:
             raise invalid("resume_token_ids", "are not those of this tier")
-        text = reply_rules.resumed_text(request, self._tokenizer)
+        text = reply_rules.resumed_text(request, self.tokenizer)
         prompt_tokens = _estimate(request)
-        most = request.sampling.max_tokens or max(1, options.max_context_tokens - prompt_tokens)
-        with self._places.place(request.request_id, _Running(prompt_tokens)) as running:
+        most = request.sampling.max_tokens or max(1, self._max_context_tokens - prompt_tokens)
+        with self._placed(request.request_id, _Running(prompt_tokens)) as running:
             again, running.output = bytes(resumed), len(resumed)
             if text.stopped:
                 yield Admitted(prompt_tokens, most)

@@ -90,26 +90,10 @@ class OpenAi(EngineExtension):
         return self._engine(site.tier)
 
     def _engine(self, tier: MeshTier) -> "RemoteEngine":
-        from penstock.worker_service.engine.remote.engine import (
-            DEFAULT_REMOTE_CONTEXT,
-            RemoteEngine,
-            RemoteEngineOptions,
-        )
+        from penstock.worker_service.engine.remote.engine import RemoteEngine
 
         key = environment_value(self.key_env) if self.key_env else ""
         if key is None:
             problem = f"the environment variable {self.key_env} is not set"
             raise SettingsError(f"tiers: {tier.name}: openai.key_env: {problem}")
-        options = RemoteEngineOptions(
-            model=tier.model,
-            name=tier.served_name,
-            endpoints=self.endpoints,
-            key=key,
-            extensions=frozenset(self.extensions),
-            limit_field=self.limit_field,
-            max_requests=tier.max_running + tier.max_queued,
-            max_context_tokens=tier.max_context_tokens or DEFAULT_REMOTE_CONTEXT,
-            silence_s=self.silence_s,
-            start_timeout_s=self.start_timeout_s,
-        )
-        return RemoteEngine(options)
+        return RemoteEngine(tier, self, key)

@@ -4,21 +4,17 @@ import asyncio
 import contextlib
 import json
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
 from penstock.services import telemetry
 from penstock.services.domain.errors import Overloaded, Unavailable, invalid
-from penstock.worker_service.engine.sglang.adapter import ServerAdapter, server_adapters
-from penstock.worker_service.engine.sglang.attach import ServerIdentity
 
 CALL_TIMEOUT_S = 5.0
 IDLE_S = 4.0  # limit on waiting for the server to become idle; less than the time-out of calls
-_ONE_TOKEN = {"temperature": 0.0, "max_new_tokens": 1, "ignore_eos": True}
 END_S = 0.1  # the end of a stream arrives with its last token, or never
 
 # (token, logprob), most likely first.
@@ -29,13 +25,13 @@ TopTokens = list[tuple[int, float]]
 class ServerInfo:
     """Properties of a server.
 
-    identity: its version and model. input_tokens: largest length of a prompt. kv_tokens: KV capacity of all replicas.
-    step_tokens: limit on prompt tokens in one step; with attn_dp, of each of its groups. adapters: the LoRA adapters that it
-    was started with. grammars: whether it enforces the form of a reply.
+    response: all of it. input_tokens: largest length of a prompt. kv_tokens: KV capacity of all replicas.
+    step_tokens: limit on prompt tokens in one step; with attn_dp, of each of its groups. adapters: the folders of the LoRA
+    adapters that it was started with, by name. grammars: whether it enforces the form of a reply.
     seeded: sampled tokens depend only on seed and position. priorities: waiting requests are ordered by priority.
     """
 
-    identity: ServerIdentity
+    response: dict[str, Any]
     input_tokens: int
     kv_tokens: int
     page_tokens: int
@@ -51,7 +47,7 @@ class ServerInfo:
     dp: int = 1
     ep: int = 1
     attn_dp: int = 1
-    adapters: tuple[ServerAdapter, ...] = ()
+    adapters: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +77,11 @@ class Piece:
     retractions: int = 0
 
 
+def greedy(tokens: int) -> dict[str, Any]:
+    """The sampling parameters of a greedy reply with exactly so many tokens."""
+    return {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True}
+
+
 def server_id(request_id: str) -> str:
     """A new id for one call of a request to a server.
 
@@ -108,23 +109,22 @@ class SglangClient:
     async def healthy(self) -> bool:
         """Whether the server responds and has loaded its model."""
         with contextlib.suppress(Unavailable):
-            async with self._call("health"):
-                return True
+            await self._call("health")
+            return True
         return False
 
     async def info(self) -> ServerInfo:
         """Raises:
         Unavailable: The server does not respond, or with an unexpected response.
         """
-        async with self._call("server_info") as response:
-            data = await response.json()
-        load = await self.load()
+        answer, load = await self._call("server_info"), await self.load()
         try:
+            data = json.loads(answer)
             dp, attn_dp = int(data.get("dp_size") or 1), int(data.get("attn_dp_size") or 1)
             if data.get("enable_dp_attention") and attn_dp == 1:
                 dp, attn_dp = 1, dp  # older servers count the groups of attention in dp_size
             return ServerInfo(
-                identity=ServerIdentity.from_info(data),
+                response=data,
                 input_tokens=int(data["max_req_input_len"]),
                 kv_tokens=load.capacity_tokens,
                 page_tokens=int(data.get("page_size") or 1),
@@ -141,7 +141,7 @@ class SglangClient:
                 # each copy of the model or of its attention has a cache of its own; the server decides which gets a request
                 prefix_cache=not data.get("disable_radix_cache") and dp * attn_dp == 1,
                 metrics=bool(data.get("enable_metrics")),
-                adapters=server_adapters(data),
+                adapters={entry["lora_name"]: entry["lora_path"] for entry in data.get("lora_paths") or ()},
                 grammars=data.get("grammar_backend") != "none" and not data.get("skip_tokenizer_init"),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -151,10 +151,9 @@ class SglangClient:
         """Raises:
         Unavailable: The server does not respond, or with an unexpected response.
         """
-        async with self._call("v1/loads?include=core") as response:
-            data = await response.json()
+        answer = await self._call("v1/loads?include=core")
         try:
-            ranks = data["loads"]
+            ranks = json.loads(answer)["loads"]
             return ServerLoad(
                 used_tokens=sum(r["num_used_tokens"] for r in ranks),
                 capacity_tokens=sum(r["max_total_num_tokens"] for r in ranks),
@@ -162,7 +161,7 @@ class SglangClient:
                 running=sum(r["num_running_reqs"] for r in ranks),
                 waiting=sum(r["num_waiting_reqs"] for r in ranks),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise Unavailable(f"{self._base}/v1/loads: unexpected response: {error!r}") from error
 
     async def cached_tokens(self) -> int:
@@ -171,11 +170,9 @@ class SglangClient:
         Raises:
             Unavailable: The server does not respond.
         """
-        async with self._call("metrics") as response:
-            lines = (await response.text()).splitlines()
-        return round(
-            sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("sglang:kv_evictable_tok"))
-        )
+        lines = (await self._call("metrics")).splitlines()
+        cached = [line.rpartition(" ")[2] for line in lines if line.startswith("sglang:kv_evictable_tok")]
+        return round(sum(map(float, cached)))
 
     async def forget_prefixes(self) -> None:
         """Flush the prefix cache when the server is idle, shortly after the last request has ended.
@@ -183,20 +180,18 @@ class SglangClient:
         Raises:
             Unavailable: The server does not respond or does not become idle.
         """
-        async with self._call(f"flush_cache?timeout={IDLE_S:g}", {}):
-            pass
+        await self._call(f"flush_cache?timeout={IDLE_S:g}", {})
 
     async def abort(self, request_id: str) -> None:
         """Raises:
         Unavailable: The server does not respond.
         """
-        async with self._call("abort_request", {"rid": request_id}):
-            pass
+        await self._call("abort_request", {"rid": request_id})
 
     async def generate(
         self,
         request_id: str,
-        token_ids: Seq[int],
+        token_ids: Sequence[int],
         sampling: dict[str, Any],
         *,
         top_logprobs: int | None = None,
@@ -231,7 +226,7 @@ class SglangClient:
                 yield piece
                 return  # the caller may have left the iteration
 
-    async def prompt_seconds(self, request_id: str, token_ids: Seq[int]) -> float:
+    async def prompt_seconds(self, request_id: str, token_ids: Sequence[int]) -> float:
         """Seconds of the server's forward pass over a prompt, by the server's clock.
 
         Raises:
@@ -239,7 +234,7 @@ class SglangClient:
             Overloaded: The server is full.
             Unavailable: The server does not respond.
         """
-        async with self._generating(self._body(request_id, token_ids, _ONE_TOKEN)) as response:
+        async with self._generating(self._body(request_id, token_ids, greedy(1))) as response:
             meta: dict[str, Any] = (await response.json()).get("meta_info") or {}
         _refuse_aborted(meta)
         try:
@@ -247,7 +242,7 @@ class SglangClient:
         except (KeyError, TypeError, ValueError) as error:
             raise Unavailable(f"{self._base}/generate: unexpected response: {error!r}") from error
 
-    def _body(self, request_id: str, token_ids: Seq[int], sampling: dict[str, Any]) -> dict[str, Any]:
+    def _body(self, request_id: str, token_ids: Sequence[int], sampling: dict[str, Any]) -> dict[str, Any]:
         body: dict[str, Any] = {"rid": request_id, "input_ids": token_ids, "sampling_params": sampling}
         if self.adapter:
             body["lora_path"] = self.adapter
@@ -265,17 +260,14 @@ class SglangClient:
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise Unavailable(f"{self._base}: {error!r}") from error
 
-    @contextlib.asynccontextmanager
-    async def _call(
-        self, path: str, body: dict[str, Any] | None = None
-    ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
+    async def _call(self, path: str, body: dict[str, Any] | None = None) -> str:
         """The response to a brief call; with a body it is posted."""
         method, url = "GET" if body is None else "POST", f"{self._base}/{path}"
         try:
             async with self._session.request(method, url, json=body, timeout=_BRIEF) as response:
                 if response.status != 200:
                     raise Unavailable(f"{url} answered {response.status}")
-                yield response
+                return await response.text()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise Unavailable(f"{url}: {error!r}") from error
 
@@ -300,7 +292,7 @@ async def _drain(response: aiohttp.ClientResponse) -> None:
             await response.read()
 
 
-def _top_tokens(row: Seq[Seq[Any]]) -> TopTokens:
+def _top_tokens(row: Sequence[Sequence[Any]]) -> TopTokens:
     return [(token, value) for value, token, *_ in row]
 
 
@@ -310,22 +302,16 @@ def _piece(data: dict[str, Any], previous: int) -> Piece:
     meta = data["meta_info"]
     new = meta["completion_tokens"] - previous
     finish = meta.get("finish_reason")
-    if finish is not None and (
-        new <= 0 or finish.get("status_code") == 400
-    ):  # a form that it cannot compile has a token
+    # a form that it cannot compile has a token
+    if finish is not None and (new <= 0 or finish.get("status_code") == 400):
         _refuse_aborted(meta)
     ids = data["output_ids"][-new:] if new > 0 else []
     chosen = (meta.get("output_token_logprobs") or [])[-new:] if new > 0 else []
     tops = (meta.get("output_top_logprobs") or [])[-new:] if new > 0 else []
     logprobs = [(entry[0], _top_tokens(tops[i]) if i < len(tops) and tops[i] else []) for i, entry in enumerate(chosen)]
-    return Piece(
-        ids,
-        logprobs,
-        finish["type"] if finish else None,
-        meta.get("cached_tokens") or 0,
-        (meta.get("cached_tokens_details") or {}).get("storage") or 0,
-        meta.get("num_retractions") or 0,
-    )
+    cached, retractions = meta.get("cached_tokens") or 0, meta.get("num_retractions") or 0
+    stored = (meta.get("cached_tokens_details") or {}).get("storage") or 0
+    return Piece(ids, logprobs, finish["type"] if finish else None, cached, stored, retractions)
 
 
 def _refuse_aborted(meta: dict[str, Any]) -> None:

@@ -8,42 +8,32 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.services.background import EndProcess, end, supervise
-from penstock.services.domain.errors import (
-    InvalidRequest,
-    Overloaded,
-    PenstockError,
-    Unavailable,
-    invalid,
-)
+from penstock.services.domain.errors import InvalidRequest, Overloaded, PenstockError, Unavailable, invalid
 from penstock.services.domain.instances import Load
 from penstock.services.domain.slo.reply_length import ReplyLengths
 from penstock.services.event_streams import OnTokens
 from penstock.types.replies import FinishReason, TokenFrame, Usage
 from penstock.types.requests import GenerationRequest
-from penstock.types.slo import SloClass
 from penstock.types.workers import Admitted, Declined, EngineFinished, HandedOver
 from penstock.worker_service.engine import reply_rules
 from penstock.worker_service.engine.busy_share import BusyShare
 from penstock.worker_service.engine.digest import model_digest
 from penstock.worker_service.engine.generation_config import sampling_defaults
-from penstock.worker_service.engine.interface import NOT_KEPT, EngineEvent, EngineInfo, EngineUnusable
-from penstock.worker_service.engine.places import Places
-from penstock.worker_service.engine.sglang.capabilities import capabilities
-from penstock.worker_service.engine.sglang.client import Piece, ServerLoad, server_id
-from penstock.worker_service.engine.sglang.forms import FIELD, sampling_form
+from penstock.worker_service.engine.interface import NOT_KEPT, Capability, EngineEvents, EngineInfo, EngineUnusable
+from penstock.worker_service.engine.sglang.client import Piece, ServerInfo, ServerLoad, server_id
+from penstock.worker_service.engine.sglang.forms import FIELD
 from penstock.worker_service.engine.sglang.moves import ABORTED, MOVED, MovingRequests, Running
 from penstock.worker_service.engine.sglang.others import OtherClients
 from penstock.worker_service.engine.sglang.reply import ServerReply
 from penstock.worker_service.engine.sglang.server import start_turn
 from penstock.worker_service.engine.sglang.server_link import ServerLink, SglangEngineOptions
 from penstock.worker_service.engine.sglang.turns import SendQueue
-from penstock.worker_service.engine.throughput import Throughput
 from penstock.worker_service.scheduling.sequence import SequenceSlo
 from penstock.worker_service.text.encoder import EncodingAborted, PromptEncoder
 from penstock.worker_service.text.hf import HfTokenizer
@@ -63,31 +53,15 @@ class SglangEngine(MovingRequests):
     """An Engine around a server."""
 
     def __init__(self, options: SglangEngineOptions) -> None:
-        if bool(options.endpoint) == (options.launch is not None):
-            raise ValueError("either endpoint or launch is required")
+        super().__init__(options.max_requests)
         self.options, self._link = options, ServerLink(options)
-        self._places = Places[Running](options.max_requests)
-        self._requests = self._places.requests
         self._arriving: dict[str, asyncio.Task[None]] = {}
-        self._throughput, self._busy = Throughput(time.monotonic()), BusyShare(time.monotonic)
+        self._busy = BusyShare(time.monotonic)
         self._free_blocks = self._cached_tokens = self._polls = 0
         self._leaving: set[asyncio.Future[None]] = set()
         self._shadow: ShadowScheduler | None = None
-        self._sends = SendQueue(self._requests, self._pause, None)
+        self._sends = SendQueue(self._requests, self._give_up, None)
         self._reply_lengths = ReplyLengths()
-        self.preemptions = 0
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._info
-
-    @property
-    def tokenizer(self) -> HfTokenizer:
-        return self._tokenizer
-
-    @property
-    def steps(self) -> int | None:
-        return None
 
     async def start(self) -> None:
         options = self.options
@@ -96,17 +70,17 @@ class SglangEngine(MovingRequests):
                 f"{options.folder}: no config.json: the folder of the model is required for its tokenizer"
             )
         vocab_size = await asyncio.to_thread(config_vocab, options.folder)
-        self._tokenizer = await asyncio.to_thread(HfTokenizer, options.folder, vocab_size, options.tool_format)
+        self.tokenizer = await asyncio.to_thread(HfTokenizer, options.folder, vocab_size, options.tool_format)
         async with start_turn() if options.launch is not None and options.launch.kv_store else contextlib.nullcontext():
             await self._link.start(options.launch)
             if options.keeps_slos:
                 self._shadow = await self._calibrated(vocab_size)
-                self._sends = SendQueue(self._requests, self._pause, self._shadow)
+                self._sends = SendQueue(self._requests, self._give_up, self._shadow)
         self._client, self._server = self._link.client, self._link.info
         server = self._server
         self._others, self._gpus = OtherClients(), server.tp * server.pp * server.dp
         self._free_blocks = server.kv_tokens // server.page_tokens
-        self._info = EngineInfo(
+        self.info = EngineInfo(
             engine="sglang",
             model=options.name,
             model_digest=await asyncio.to_thread(model_digest, options.folder, options.adapter),
@@ -114,13 +88,11 @@ class SglangEngine(MovingRequests):
             kv_blocks=self._free_blocks,
             kv_block_tokens=server.page_tokens,
             max_requests=options.max_requests,
-            capabilities=frozenset(
-                capabilities(server, keeps_slos=options.keeps_slos, adapted=options.adapter is not None)
-            ),
+            capabilities=_capabilities(server, options),
             sampling_defaults=await asyncio.to_thread(sampling_defaults, options.folder),
         )
-        self._failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        self._encoder = PromptEncoder(self._tokenizer, self._info.max_context_tokens)
+        self._failure = asyncio.get_running_loop().create_future()
+        self._encoder = PromptEncoder(self.tokenizer, self.info.max_context_tokens)
         self._throughput.restart(time.monotonic())
         await self._link.turn(up=True)
         self._poll = supervise("sglang-watch", self._watch, EndProcess(self._failure.set_result), endless=False)
@@ -131,8 +103,8 @@ class SglangEngine(MovingRequests):
         Raises:
             EngineUnusable: The server refuses the measurement.
         """
-        from penstock.worker_service.engine.sglang.calibration import measured_latency  # numba takes a second to import
-        from penstock.worker_service.engine.sglang.shadow import ServerLimits, ShadowScheduler, chunk_within
+        from penstock.worker_service.engine.sglang.profile import measured_latency  # numba takes a second to import
+        from penstock.worker_service.engine.sglang.shadow import ShadowScheduler, chunk_within
 
         server = self._link.info
         try:
@@ -148,8 +120,7 @@ class SglangEngine(MovingRequests):
                 await self._link.stop()
                 await self._link.start(replace(shape, max_step_tokens=chunk))
                 server = self._link.info
-        limits = ServerLimits(server.kv_tokens, server.page_tokens, server.max_running, server.step_tokens)
-        shadow = ShadowScheduler(latency, limits)
+        shadow = ShadowScheduler(latency, server)
         await asyncio.to_thread(shadow.warm)
         return shadow
 
@@ -158,15 +129,12 @@ class SglangEngine(MovingRequests):
         return self._shadow.correction.factor if self._shadow is not None else None
 
     async def close(self) -> None:
-        if not await self._places.close(self.abort):
+        if not await self._abort_all():
             return
         self._encoder.close()
         await end(self._poll, *self._arriving.values())
         await asyncio.gather(*self._leaving)
         await self._link.stop()
-
-    async def failed(self) -> BaseException:
-        return await asyncio.shield(self._failure)
 
     def availability(self) -> AsyncIterator[bool]:
         return self._link.availability()
@@ -196,19 +164,15 @@ class SglangEngine(MovingRequests):
             slo=self._shadow.headroom(list(self._requests.values())) if self._shadow is not None else None,
         )
 
-    async def generate(
-        self, request: GenerationRequest, on_tokens: OnTokens | None = None
-    ) -> AsyncGenerator[EngineEvent, None]:
+    async def generate(self, request: GenerationRequest, on_tokens: OnTokens | None = None) -> EngineEvents:
         received_s, resumed = time.monotonic(), request.resume_token_ids
         try:
             prompt = await self._encoder.encode(request.request_id, request.prompt, continued=bool(resumed))
         except EncodingAborted:
             yield EngineFinished(FinishReason.ABORTED, Usage(output_tokens=len(resumed)))
             return
-        sampling_form(
-            request, self._tokenizer.tool_format, enforces=self._server.grammars
-        )  # before the request is admitted
-        reply = ServerReply.begun(request, prompt, self._info.max_context_tokens, self._tokenizer)
+        self._form(request)  # raises before the request is admitted
+        reply = ServerReply.begun(request, prompt, self.info.max_context_tokens, self.tokenizer)
         with self._place(request.request_id, [*prompt, *reply.output], len(prompt)) as running:
             slo_kept = await self._slo_kept(running, reply, received_s)
             if slo_kept is False and request.decline_unkept_slo:
@@ -221,11 +185,11 @@ class SglangEngine(MovingRequests):
                 with self._accounted(running, reply):
                     async with contextlib.aclosing(pieces):
                         async for piece in pieces:
-                            frame = self._frame(running, reply, piece)
-                            if frame is not None and on_tokens is not None:
-                                on_tokens(frame)
-                            elif frame is not None:
-                                yield frame
+                            if frame := self._frame(running, reply, piece):
+                                if on_tokens is None:
+                                    yield frame
+                                else:
+                                    on_tokens(frame)
                             if reply.reason is not None or piece is MOVED:
                                 break
                 if reply.reason is None and not running.moved:
@@ -245,8 +209,8 @@ class SglangEngine(MovingRequests):
             return None
         predicted = self._reply_lengths.predict(len(reply.output), reply.most)
         again = self._reply_lengths.predict_after(predicted, reply.most)
-        running.slo = SequenceSlo.requested(reply.request.slo, received_s, predicted, again)
-        return None if running.slo is None else await self._sends.admit(running) is SloClass.STANDARD
+        running.slo = slo = SequenceSlo.requested(reply.request.slo, received_s, predicted, again)
+        return None if slo is None else await self._sends.admit(running, slo)
 
     def _frame(self, running: Running, reply: ServerReply, piece: Piece) -> TokenFrame | None:
         """The frame of a piece that has arrived; None if it has neither tokens nor text."""
@@ -261,7 +225,7 @@ class SglangEngine(MovingRequests):
             self._sends.arrived(running, len(ids))
         self._throughput.add(len(ids), time.monotonic())
         values = zip(ids, piece.logprobs, strict=False)
-        logprobs = tuple(reply_rules.logprobs(self._tokenizer, token, value, top) for token, (value, top) in values)
+        logprobs = tuple(reply_rules.logprobs(self.tokenizer, token, value, top) for token, (value, top) in values)
         return TokenFrame(first, tuple(ids), text, logprobs) if ids or text else None
 
     @contextlib.contextmanager
@@ -293,24 +257,23 @@ class SglangEngine(MovingRequests):
             reply.compute_s = self._busy.leave(entered) * self._gpus
             self.preemptions += reply.preemptions + running.preemptions
             if reply.generating:  # a stop string, or the caller has left
-                self._give_up(running.server_id)
+                self._give_up(running)
 
     @contextlib.contextmanager
     def _place(self, request_id: str, tokens: list[int], prompt_tokens: int) -> Iterator[Running]:
-        """Register a request. Raises as `Places.place`, and Unavailable while the server is down."""
+        """Register a request. Raises as `_placed`, and Unavailable while the server is down."""
         if not self._link.up:
             raise Unavailable("the SGLang server is down")
         try:
-            with self._places.place(request_id, Running(tokens, prompt_tokens, server_id(request_id))) as running:
+            with self._placed(request_id, Running(tokens, prompt_tokens, server_id(request_id))) as running:
                 yield running
         finally:
             self._sends.advance()
 
-    def _pause(self, running: Running) -> None:
-        """End a request on the server; it continues later after its tokens."""
-        self._give_up(running.server_id)
+    def _give_up(self, running: Running) -> None:
+        """End a request on the server; one that is paused continues later after its tokens."""
+        request_id = running.server_id  # it gets another one
 
-    def _give_up(self, request_id: str) -> None:
         async def abort() -> None:
             try:
                 await self._client.abort(request_id)
@@ -331,10 +294,24 @@ class SglangEngine(MovingRequests):
     async def _observe(self, load: ServerLoad) -> None:
         if self.options.endpoint:
             self._others.observe(load, [len(r.tokens) for r in self._requests.values()])
-        self._free_blocks = (load.capacity_tokens - load.used_tokens) // self._info.kv_block_tokens
+        self._free_blocks = (load.capacity_tokens - load.used_tokens) // self.info.kv_block_tokens
         if self._server.metrics and self._polls % CACHE_POLLS == 0:
             self._cached_tokens = await self._client.cached_tokens()
         self._polls += 1
+
+
+def _capabilities(server: ServerInfo, options: SglangEngineOptions) -> frozenset[Capability]:
+    has = {
+        Capability.SLO_PREDICTED: options.keeps_slos,
+        Capability.ADAPTER: options.adapter is not None,
+        Capability.LOGPROBS: True,
+        Capability.STRUCTURED_OUTPUT: server.grammars,
+        Capability.PREFIX_REUSE: server.prefix_cache,
+        Capability.PREFIX_TRANSFER: server.prefix_cache,
+        Capability.SEEDED_SAMPLING: server.seeded,
+        Capability.PRIORITIES: server.priorities,
+    }
+    return frozenset(capability for capability, is_so in has.items() if is_so)
 
 
 def config_vocab(folder: Path) -> int:

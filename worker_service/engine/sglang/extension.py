@@ -20,10 +20,9 @@ from penstock.services.model_folder import folder_problem, is_hub_id, model_fold
 from penstock.services.processes import free_port
 from penstock.services.settings import ServiceSettings, environment_value
 from penstock.types.problems import FieldProblem
-from penstock.worker_service.engine.devices import worker_device
 from penstock.worker_service.engine.extension import EngineExtension, EngineSite
 from penstock.worker_service.engine.sglang.adapter_folder import adapter_problem
-from penstock.worker_service.engine.sglang.launch import ServerShape, command, environment, gpus_of
+from penstock.worker_service.engine.sglang.launch import ServerShape, command, environment
 
 if TYPE_CHECKING:
     from penstock.worker_service.engine.interface import Engine
@@ -164,7 +163,7 @@ class Sglang(EngineExtension):
             folder=model_folder(settings, tier.model),
             name=tier.served_name,
             endpoint=endpoint,
-            launch=None if endpoint else self._own_server(site, adapter),
+            launch=None if endpoint else self._own_server(site),
             adapter=adapter,
             port=self.port + settings.worker_index if self.port else 0,
             max_requests=tier.max_running * self.dp + tier.max_queued,
@@ -181,7 +180,7 @@ class Sglang(EngineExtension):
         return SglangEngine(options)
 
     def server_part(self, site: EngineSite) -> ServerContainer:
-        shape = self._own_server(site, model_folder(site.settings, site.tier.adapter) if site.tier.adapter else None)
+        shape = self._own_server(site)
         return ServerContainer(command(shape, free_port()), environment(shape))
 
     def gpu_count(self, tier: MeshTier) -> int:
@@ -214,20 +213,20 @@ class Sglang(EngineExtension):
         shape = dataclasses.replace(shape, device=device, kv_store=in_container(shape.kv_store))
         return ServerContainer(command(shape, port, host), environment(shape))
 
-    def _own_server(self, site: EngineSite, adapter: Path | None) -> ServerShape:
+    def _own_server(self, site: EngineSite) -> ServerShape:
         """The shape of the server that this worker starts."""
-        tier, settings, each = site.tier, site.settings, self._gpus_each
-        try:
-            gpus = gpus_of(self.gpus, settings.worker_index, each)
-        except ValueError as error:
-            raise SettingsError(f"tiers: {tier.name}: sglang.gpus: {error}") from None
+        tier, settings, each, index = site.tier, site.settings, self._gpus_each, site.settings.worker_index
+        gpus = self.gpus[index * each : (index + 1) * each]
+        if self.gpus and len(gpus) < each:
+            problem = f"no {each} GPUs for worker {index} among {len(self.gpus)}"
+            raise SettingsError(f"tiers: {tier.name}: sglang.gpus: {problem}")
         collector = environment_value("OTEL_EXPORTER_OTLP_ENDPOINT") or ""
-        model, adapter_path = str(model_folder(settings, tier.model)), "" if adapter is None else str(adapter)
-        shape = self._server_shape(tier, self.python or sys.executable, model, adapter_path)
+        model, adapter = (str(model_folder(settings, name)) if name else "" for name in (tier.model, tier.adapter))
+        shape = self._server_shape(tier, self.python or sys.executable, model, adapter)
         return dataclasses.replace(
             shape,
             gpus=gpus,
-            device=tier.device if gpus else worker_device(tier.device, settings.worker_index, each),
+            device=tier.device if gpus else site.device(each),
             kv_store=str(settings.resolve(shape.kv_store)) if shape.kv_store else "",
             trace_to=collector.partition("://")[2] or collector,
             node=settings.server_node,

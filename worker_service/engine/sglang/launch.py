@@ -5,7 +5,6 @@ priority), and features that it needs are enabled (metrics, priorities, incremen
 """
 
 from collections.abc import Mapping
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,7 +60,9 @@ class ServerShape:
 def command(shape: ServerShape, port: int, host: str = "127.0.0.1") -> list[str]:
     """The command line of a server that listens at `host` and `port`."""
     device, _, number = shape.device.partition(":")
-    options: dict[str, object] = {
+    on_cpu, page, step_tokens = device == "cpu", shape.kv_block_tokens, shape.max_step_tokens
+    of_each_group = None if shape.kv_tokens is None else shape.kv_tokens // shape.attn_dp
+    options: dict[str, object] = {  # without those that are None
         "model-path": shape.model,
         "served-model-name": shape.name,
         "host": host,
@@ -71,54 +72,27 @@ def command(shape: ServerShape, port: int, host: str = "127.0.0.1") -> list[str]
         "tp-size": shape.tp,
         "pp-size": shape.pp,
         "dp-size": shape.dp,
-        "page-size": shape.kv_block_tokens,
+        "ep-size": shape.ep if shape.ep > 1 else None,
+        "attn-dp-size": shape.attn_dp if shape.attn_dp > 1 else None,
+        "page-size": page,
         "log-level-http": "warning",  # otherwise it logs a line per poll
         "max-running-requests": shape.max_running,
         # requests that arrive within one step are queued before any is run
         "max-queued-requests": shape.max_running + shape.max_queued,
+        "chunked-prefill-size": step_tokens and max(page, step_tokens // page * page),  # full pages
+        "base-gpu-id": number or None,
+        "mem-fraction-static": shape.mem_fraction,
+        "max-total-tokens": of_each_group if shape.mem_fraction is None else None,  # unlike the limits above
+        "context-length": shape.max_context_tokens,
+        "otlp-traces-endpoint": shape.trace_to or None,
     }
-    options |= {f"{name}-size": size for name, size in (("ep", shape.ep), ("attn-dp", shape.attn_dp)) if size > 1}
-    if shape.max_step_tokens is not None:  # full pages
-        pages = max(1, shape.max_step_tokens // shape.kv_block_tokens)
-        options["chunked-prefill-size"] = pages * shape.kv_block_tokens
-    if number:
-        options["base-gpu-id"] = number
     if (node := shape.node) is not None:
         options |= {"nnodes": node.count, "node-rank": node.rank, "dist-init-addr": node.address}
-    if shape.mem_fraction is not None:
-        options["mem-fraction-static"] = shape.mem_fraction
-    elif shape.kv_tokens is not None:
-        options["max-total-tokens"] = shape.kv_tokens // shape.attn_dp  # of each group, unlike the limits above
-    if shape.max_context_tokens is not None:
-        options["context-length"] = shape.max_context_tokens
-    switches = [
-        "skip-server-warmup",
-        "enable-metrics",
-        "enable-cache-report",
-        "enable-priority-scheduling",
-        "disable-priority-preemption",
-        "incremental-streaming-output",
-        "sleep-on-idle",
-    ]
-    # Forms of replies are compiled for a tokenizer. Without bounds on white space, weak models write nothing else.
-    switches.append("constrained-json-disable-any-whitespace" if shape.structured_output else "skip-tokenizer-init")
-    if device == "cpu":
-        switches.append("disable-overlap-schedule")  # on a CPU, a token would only wait for the next step
-    if shape.mixed_chunk:
-        switches.append("enable-mixed-chunk")
-    if shape.deterministic:
-        switches.append("enable-deterministic-inference")
-    if shape.trace_to:
-        switches.append("enable-trace")
-        options["otlp-traces-endpoint"] = shape.trace_to
     if shape.adapter:
-        switches.append("enable-lora")
         # one slot is for requests without an adapter, such as the server's own
         options |= {"lora-paths": f"{Path(shape.adapter).name}={shape.adapter}", "max-loras-per-batch": 2}
-        if device == "cpu":
-            options["lora-backend"] = "torch_native"
+        options["lora-backend"] = "torch_native" if on_cpu else None
     if shape.kv_store:
-        switches.append("enable-hierarchical-cache")
         options |= {
             "hicache-io-backend": "direct",
             "hicache-mem-layout": "layer_first",
@@ -126,9 +100,28 @@ def command(shape: ServerShape, port: int, host: str = "127.0.0.1") -> list[str]
             "hicache-storage-backend": "file",
             "hicache-storage-prefetch-policy": "wait_complete",
         }
+    switches = {
+        "skip-server-warmup": True,
+        "enable-metrics": True,
+        "enable-cache-report": True,
+        "enable-priority-scheduling": True,
+        "disable-priority-preemption": True,
+        "incremental-streaming-output": True,
+        "sleep-on-idle": True,
+        # Forms of replies are compiled for a tokenizer. Without bounds on white space, weak models write nothing else.
+        "constrained-json-disable-any-whitespace": shape.structured_output,
+        "skip-tokenizer-init": not shape.structured_output,
+        "disable-overlap-schedule": on_cpu,  # on a CPU, a token would only wait for the next step
+        "enable-mixed-chunk": shape.mixed_chunk,
+        "enable-deterministic-inference": shape.deterministic,
+        "enable-trace": bool(shape.trace_to),
+        "enable-lora": bool(shape.adapter),
+        "enable-hierarchical-cache": bool(shape.kv_store),
+    }
     argv = [shape.python, "-m", "sglang.launch_server"]
-    argv += [part for name, value in options.items() for part in (f"--{name}", str(value))]
-    return [*argv, *(f"--{name}" for name in switches), *shape.flags]
+    for name, value in options.items():
+        argv += [f"--{name}", str(value)] if value is not None else []
+    return [*argv, *(f"--{name}" for name, on in switches.items() if on), *shape.flags]
 
 
 def environment(shape: ServerShape) -> dict[str, str]:
@@ -141,15 +134,3 @@ def environment(shape: ServerShape) -> dict[str, str]:
         variables["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] = shape.kv_store
         variables["SGLANG_HICACHE_FILE_BACKEND_MAX_SIZE"] = str(shape.kv_store_bytes)
     return variables | dict(shape.env)
-
-
-def gpus_of(gpus: Seq[int], index: int, each: int) -> tuple[int, ...]:
-    """The GPUs of the worker with this index in its tier.
-
-    Raises:
-        ValueError: There are not enough GPUs.
-    """
-    assigned = tuple(gpus[index * each : (index + 1) * each])
-    if gpus and len(assigned) < each:
-        raise ValueError(f"no {each} GPUs for worker {index} among {len(gpus)}")
-    return assigned

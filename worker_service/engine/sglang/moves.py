@@ -14,13 +14,11 @@ Without a shared store, or below its shortest prefix (256 tokens), the target co
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
-from collections.abc import Sequence as Seq
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from opentelemetry import trace
 
 from penstock.services.background import end
@@ -28,12 +26,12 @@ from penstock.services.domain.errors import AlreadyRunning, NotFound, Overloaded
 from penstock.services.event_streams import OnTokens
 from penstock.types.requests import GenerationRequest
 from penstock.types.workers import HandedOver, KvLayout
-from penstock.worker_service.engine.interface import Blocks, EngineEvent, EngineInfo, LastBlocks, Stopped
-from penstock.worker_service.engine.sglang.client import Piece, ServerInfo, SglangClient, server_id
+from penstock.worker_service.engine.engine_of_server import EngineOfServer
+from penstock.worker_service.engine.interface import Blocks, EngineEvents, EngineInfo, LastBlocks, Stopped, blocks_from
+from penstock.worker_service.engine.sglang.client import Piece, ServerInfo, SglangClient, greedy, server_id
 from penstock.worker_service.engine.sglang.forms import sampling_form, sampling_parameters
-from penstock.worker_service.engine.throughput import Throughput
 from penstock.worker_service.scheduling.sequence import SequenceSlo
-from penstock.worker_service.text.encoder import EncodingAborted, PromptEncoder
+from penstock.worker_service.text.encoder import PromptEncoder
 from penstock.worker_service.text.hf import HfTokenizer
 
 if TYPE_CHECKING:
@@ -45,7 +43,6 @@ _log = logging.getLogger(__name__)
 AHEAD_S = 3.0  # a prefix that takes longer is refused for now, but still prefetched for the next attempt
 RETRY_S = 0.5
 MOVED, ABORTED = Piece([], [], "moved"), Piece([], [], "abort")
-_READ_ONLY = {"temperature": 0.0, "max_new_tokens": 1, "ignore_eos": True}
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +80,11 @@ class Running:
     def output_tokens(self) -> int:
         return len(self.tokens) - self.prompt_tokens
 
+    @property
+    def decoding(self) -> bool:
+        """Whether it may be paused, to move."""
+        return self.computing and self.stopped is None and self.sent and not self.preempted
+
     def decide(self, decision: Piece | None) -> bool:
         """Decide about a paused request: its last piece, or None to resume. False if it is not paused."""
         if self.decision is None or self.decision.done():
@@ -91,42 +93,38 @@ class Running:
         return True
 
 
-class MovingRequests:
+class MovingRequests(EngineOfServer[Running]):
     """The part of the engine for migration."""
 
     options: "SglangEngineOptions"
     _client: SglangClient
     _server: ServerInfo
     _sends: "SendQueue"
-    _tokenizer: HfTokenizer
-    _throughput: Throughput
-    _info: EngineInfo
+    tokenizer: HfTokenizer
+    info: EngineInfo
     _encoder: PromptEncoder
-    _requests: dict[str, Running]
     _arriving: dict[str, "asyncio.Task[None]"]
 
-    def generate(
-        self, request: GenerationRequest, on_tokens: OnTokens | None = None
-    ) -> AsyncGenerator[EngineEvent, None]:
+    def generate(self, request: GenerationRequest, on_tokens: OnTokens | None = None) -> EngineEvents:
         raise NotImplementedError
 
     @property
     def kv_layout(self) -> KvLayout:
         """A block has no layers, because no KV is transferred."""
-        return KvLayout(self._info.model_digest, 0, 0, 0, self._info.kv_block_tokens, "float32")
+        return KvLayout(self.info.model_digest, 0, 0, 0, self.info.kv_block_tokens, "float32")
 
     async def computed_tokens(self, request_id: str) -> tuple[int, ...]:
         return tuple(self._decoding(request_id).tokens[:-1])
 
     async def read_kv(self, request_id: str, first_block: int, blocks: int, out: Blocks | None = None) -> Blocks:
-        full = (len(self._decoding(request_id).tokens) - 1) // self._info.kv_block_tokens
+        full = (len(self._decoding(request_id).tokens) - 1) // self.info.kv_block_tokens
         if not 0 <= first_block < first_block + blocks <= full:
             raise invalid("first_block", f"blocks {first_block} to {first_block + blocks - 1} of {full} full ones")
-        return _empty(self.kv_layout, blocks)
+        return blocks_from(self.kv_layout, b"", blocks)
 
     async def pause(self, request_id: str, first_block: int) -> Stopped:
         running = self._decoding(request_id)
-        used = -(-(len(running.tokens) - 1) // self._info.kv_block_tokens)
+        used = -(-(len(running.tokens) - 1) // self.info.kv_block_tokens)
         if not 0 <= first_block <= used:
             raise invalid("first_block", f"the request has {used} blocks")
         running.stopped = stopped = asyncio.get_running_loop().create_future()
@@ -137,7 +135,7 @@ class MovingRequests:
             stopped.cancel()  # if it pauses anyway, it resumes at once
             running.decide(None)
             raise
-        return Stopped(tuple(running.tokens), running.output_tokens, _empty(self.kv_layout, 0))
+        return Stopped(tuple(running.tokens), running.output_tokens, blocks_from(self.kv_layout, b"", 0))
 
     async def resume(self, request_id: str) -> None:
         running = self._requests.get(request_id)
@@ -150,14 +148,14 @@ class MovingRequests:
             raise NotFound("stopped request", request_id)
         return HandedOver(running.output_tokens)
 
-    async def reserve(self, transfer_id: str, layout: KvLayout, tokens: Seq[int], cache_salt: str = "") -> int:
+    async def reserve(self, transfer_id: str, layout: KvLayout, tokens: Sequence[int], cache_salt: str = "") -> int:
         if layout != self.kv_layout:
             raise invalid("layout", f"this engine has {self.kv_layout}, not {layout}")
         if transfer_id in self._arriving:
             raise AlreadyRunning(transfer_id)
         if not tokens:
             raise invalid("token_ids", "must not be empty")
-        if len(self._requests) + len(self._arriving) >= self._info.max_requests:
+        if len(self._requests) + len(self._arriving) >= self.info.max_requests:
             raise Overloaded("the limit on running requests is reached", RETRY_S)
         prefetching = self._prefetch(transfer_id, list(tokens), cache_salt)
         reading = self._arriving[transfer_id] = asyncio.create_task(prefetching)
@@ -178,26 +176,20 @@ class MovingRequests:
             raise NotFound("transfer", transfer_id)
 
     async def prepare_entry(self, transfer_id: str, request: GenerationRequest) -> None:
-        try:
-            await self._encoder.encode_ahead(transfer_id, request.request_id, request.prompt)
-        except EncodingAborted:
-            raise NotFound("request", request.request_id) from None
+        await self._encoder.encode_ahead(transfer_id, request.request_id, request.prompt)
 
     async def enter(
         self,
         transfer_id: str,
         request: GenerationRequest,
-        tokens: Seq[int],
+        tokens: Sequence[int],
         last: LastBlocks | None = None,
         on_tokens: OnTokens | None = None,
-    ) -> AsyncGenerator[EngineEvent, None]:
+    ) -> EngineEvents:
         """As in `KvTransferring`; the last blocks are computed, so `last` is ignored."""
         if self._arriving.pop(transfer_id, None) is None:
             raise NotFound("transfer", transfer_id)
-        try:
-            prompt = await self._encoder.encode_arrived(transfer_id, request.request_id, request.prompt)
-        except EncodingAborted:
-            raise NotFound("request", request.request_id) from None
+        prompt = await self._encoder.encode_arrived(transfer_id, request.request_id, request.prompt)
         if list(tokens[: len(prompt)]) != prompt:
             raise invalid("token_ids", "must begin with the prompt of the request")
         resumed = replace(request, resume_token_ids=tuple(tokens[len(prompt) :]))
@@ -215,7 +207,7 @@ class MovingRequests:
         """The pieces of a reply across its pauses, with at most `most` output tokens. The caller adds their tokens to
         `running`. The last piece is MOVED if the request has moved."""
         resumed = running.output_tokens > 0
-        form = sampling_form(request, self._tokenizer.tool_format, enforces=self._server.grammars)
+        form = self._form(request)
         try:
             while True:
                 if not await self._sends.turn(running):
@@ -226,15 +218,11 @@ class MovingRequests:
                 # already is written again, and left out.
                 from_start = form or request.sampling.penalizes
                 again = running.tokens[running.prompt_tokens :] if from_start else []
+                room, per_event = most - running.output_tokens + len(again), self._tokens_per_event(request)
                 pieces = self._client.generate(
                     running.server_id,
                     running.tokens[: len(running.tokens) - len(again)],
-                    sampling_parameters(
-                        request.sampling,
-                        most - running.output_tokens + len(again),
-                        self._tokens_per_event(request.output_interval_s),
-                    )
-                    | form,
+                    sampling_parameters(request.sampling, room, per_event) | form,
                     top_logprobs=request.sampling.top_logprobs,
                     priority=request.priority if self._server.priorities else None,
                     cache_salt=request.cache_salt,
@@ -261,12 +249,16 @@ class MovingRequests:
             if running.stopped is not None and not running.stopped.done():
                 running.stopped.set_exception(NotFound("decoding request", request.request_id))  # the request has ended
 
-    def _tokens_per_event(self, interval_s: float | None) -> int:
+    def _form(self, request: GenerationRequest) -> dict[str, Any]:
+        """As in `sampling_form`."""
+        return sampling_form(request, self.tokenizer.tool_format, enforces=self._server.grammars)
+
+    def _tokens_per_event(self, request: GenerationRequest) -> int:
         """Tokens per event after the first: as many as one stream generates in the time that they may be held."""
-        hold, running = self.options.hold, sum(request.computing for request in self._requests.values())
+        hold, running = self.options.hold, sum(each.computing for each in self._requests.values())
         if hold is None or not running:
             return 1
-        wait_s = max(hold.seconds, interval_s or 0.0)
+        wait_s = max(hold.seconds, request.output_interval_s or 0.0)
         return max(1, min(hold.tokens, int(wait_s * self._throughput.per_second(time.monotonic()) / running)))
 
     @staticmethod
@@ -286,13 +278,7 @@ class MovingRequests:
 
     def _decoding(self, request_id: str) -> Running:
         running = self._requests.get(request_id)
-        if (
-            running is None
-            or not running.computing
-            or running.stopped is not None
-            or not running.sent
-            or running.preempted
-        ):
+        if running is None or not running.decoding:
             raise NotFound("decoding request", request_id)
         return running
 
@@ -304,29 +290,21 @@ class MovingRequests:
             Unavailable: The server does not respond.
         """
         request_id = server_id(f"{transfer_id}#ahead")
-        async for piece in self._client.generate(request_id, tokens, _READ_ONLY, cache_salt=cache_salt):
+        async for piece in self._client.generate(request_id, tokens, greedy(1), cache_salt=cache_salt):
             if piece.finish is not None:
                 _record("prefix read ahead", transfer_id, len(tokens), piece)
 
 
 def _record(action: str, request_id: str, tokens: int, piece: Piece) -> None:
     """Record in the current span and the log where the KV of the tokens came from."""
-    computed = tokens - piece.cached_tokens
-    cached = piece.cached_tokens - piece.stored_tokens
-    trace.get_current_span().add_event(
-        action,
-        {
-            "penstock.kv.loaded_tokens": piece.stored_tokens,
-            "penstock.kv.held_tokens": cached,
-            "penstock.kv.computed_tokens": computed,
-        },
+    loaded, held, computed = (
+        piece.stored_tokens,
+        piece.cached_tokens - piece.stored_tokens,
+        tokens - piece.cached_tokens,
     )
-    _log.info("%s: %s: %d loaded, %d held, %d computed", request_id, action, piece.stored_tokens, cached, computed)
-
-
-def _empty(layout: KvLayout, blocks: int) -> Blocks:
-    shape = (blocks, layout.layers, 2, layout.block_tokens * layout.kv_heads * layout.head_dim)
-    return np.empty(shape, np.float32)
+    counts = {"loaded": loaded, "held": held, "computed": computed}
+    trace.get_current_span().add_event(action, {f"penstock.kv.{name}_tokens": n for name, n in counts.items()})
+    _log.info("%s: %s: %d loaded, %d held, %d computed", request_id, action, loaded, held, computed)
 
 
 def _without(piece: Piece, again: list[int]) -> Piece:

@@ -3,7 +3,7 @@
 Placement must not take a server for idle because its load comes from elsewhere.
 """
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 from penstock.worker_service.engine.sglang.client import ServerLoad
 
@@ -19,7 +19,7 @@ class OtherClients:
         self.running = self.waiting = self.tokens_each = 0
         self._previous = 0
 
-    def observe(self, load: ServerLoad, own_tokens: Seq[int]) -> None:
+    def observe(self, load: ServerLoad, own_tokens: Sequence[int]) -> None:
         """Take in a poll. own_tokens: lengths of this worker's requests."""
         current = max(0, load.running + load.waiting - len(own_tokens))
         requests, self._previous = min(current, self._previous), current

@@ -1,6 +1,6 @@
 """A reply of a server, as far as it has arrived. No I/O."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -29,7 +29,9 @@ class ServerReply:
     generating: bool = False
 
     @classmethod
-    def begun(cls, request: GenerationRequest, prompt: Seq[int], context_tokens: int, tokenizer: Tokenizer) -> Self:
+    def begun(
+        cls, request: GenerationRequest, prompt: Sequence[int], context_tokens: int, tokenizer: Tokenizer
+    ) -> Self:
         """The reply before its first piece; a resumed one may have ended.
 
         Raises:

@@ -11,7 +11,6 @@ from penstock.services.processes import free_port
 from penstock.worker_service.engine.held_tokens import OutputCoalescing
 from penstock.worker_service.engine.interface import EngineUnusable
 from penstock.worker_service.engine.sglang import attach
-from penstock.worker_service.engine.sglang.adapter import name_at_server
 from penstock.worker_service.engine.sglang.client import CALL_TIMEOUT_S, ServerInfo, ServerLoad, SglangClient
 from penstock.worker_service.engine.sglang.extension import slo_shape_problems
 from penstock.worker_service.engine.sglang.launch import ServerShape
@@ -101,7 +100,7 @@ class ServerLink:
             if problems := [*await asyncio.to_thread(self._problems)]:
                 raise EngineUnusable(f"the SGLang server at {endpoint}: {'; '.join(problems)}")
             if options.adapter is not None:
-                self.client.adapter = await asyncio.to_thread(name_at_server, self.info.adapters, options.adapter)
+                self.client.adapter = await asyncio.to_thread(attach.adapter_name, self.info.adapters, options.adapter)
         except BaseException as error:
             await self.stop()
             if isinstance(error, TimeoutError):
@@ -112,7 +111,7 @@ class ServerLink:
         """Why the engine cannot use the server: its version, another model, or several batches where SLOs are predicted."""
         options, problems = self._options, list[str]()
         if options.endpoint:
-            problems += attach.problems(self.info.identity, options.folder, (options.model, options.name))
+            problems += attach.problems(self.info.response, options.folder, (options.model, options.name))
         if options.keeps_slos:
             shape = slo_shape_problems(self.info.dp, self.info.attn_dp)
             problems += [f"batch_policy slo needs {name} 1, {problem}" for name, problem in shape]

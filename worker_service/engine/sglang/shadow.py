@@ -12,9 +12,9 @@ What the prediction misses, the correction of step times makes good, and the mea
 """
 
 import math
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.services.domain.instances import SloHeadroom
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
@@ -32,16 +32,6 @@ CORRECTION_WINDOWS = 64
 """Windows of ten tokens whose times are compared with their prediction."""
 TYPICAL_DECODES = 16
 """Decodes next to which a chunk must keep the tightest pace; with more of them, admission declines."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
-    """kv_tokens, page_tokens: KV of the server. max_running: requests at once. step_tokens: its chunk size."""
-
-    kv_tokens: int
-    page_tokens: int
-    max_running: int
-    step_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +55,8 @@ def chunk_within(tpot_s: float, latency: StepLatencyModel, server: ServerInfo) -
 class ShadowScheduler:
     """Admission, order and pauses for the requests of one worker."""
 
-    def __init__(self, latency: StepLatencyModel, limits: ServerLimits) -> None:
-        self._latency, self._limits = latency, limits
+    def __init__(self, latency: StepLatencyModel, server: ServerInfo) -> None:
+        self._latency, self._server = latency, server
         self.correction = LatencyCorrection(window_steps=CORRECTION_WINDOWS)
 
     def warm(self) -> None:
@@ -74,7 +64,7 @@ class ShadowScheduler:
         self._decide(0.0, [], [TableRequest("new", 4, 8, due_s=1e6, tpot_s=1.0)])
         self.headroom([])
 
-    def decide(self, now_s: float, requests: Seq[Running], new: Seq[Running]) -> list[bool]:
+    def decide(self, now_s: float, requests: Sequence[Running], new: Sequence[Running]) -> list[bool]:
         """Whether each of `new` is admitted. requests: all others."""
         promised = [r for r in requests if _promised(r)]
         begins_s = now_s + self.step_s(r for r in requests if r.sent)  # after the running step
@@ -82,21 +72,12 @@ class ShadowScheduler:
         return self._decide(begins_s, [_as_table_request(r) for r in promised], candidates)
 
     def _decide(self, now_s: float, running: list[TableRequest], new: list[TableRequest]) -> list[bool]:
-        decision = decide(
-            now_s,
-            Snapshot.of(running),
-            new,
-            step_model(
-                self._latency,
-                self._limits.step_tokens,
-                correction=self.correction.factor,
-                places=self._limits.max_running,
-            ),
-            Kv(float(self._limits.kv_tokens), self._limits.page_tokens - 1),
-        )
-        return list(decision.admitted)
+        server, correction = self._server, self.correction.factor
+        model = step_model(self._latency, server.step_tokens, correction=correction, places=server.max_running)
+        kv = Kv(float(server.kv_tokens), server.page_tokens - 1)
+        return list(decide(now_s, Snapshot.of(running), new, model, kv).admitted)
 
-    def plan(self, requests: Seq[Running]) -> Turns:
+    def plan(self, requests: Sequence[Running]) -> Turns:
         """What to send and to pause now.
 
         Without admitted requests everything is sent at once, and waits in the server's queue. Otherwise admitted ones go
@@ -105,18 +86,20 @@ class ShadowScheduler:
         if not any(_promised(r) for r in requests):
             return Turns(tuple(r for r in requests if r.waits))
         sent, pause, send = [r for r in requests if r.sent], list[Running](), list[Running]()
-        waiting = sorted((r for r in requests if _promised(r) and r.waits), key=_deadline)
-        for request in waiting:
-            while not self._may_send(request, sent) and (victim := _victim(sent)) is not None:
+
+        def make_room(suffices: Callable[[], bool]) -> None:
+            while not suffices() and (victim := _victim(sent)) is not None:
                 sent.remove(victim)
                 pause.append(victim)
+
+        waiting = sorted((r for r in requests if _promised(r) and r.waits), key=_deadline)
+        for request in waiting:
+            make_room(partial(self._may_send, request, sent))
             if not self._may_send(request, sent):
                 break
             sent.append(request)
             send.append(request)
-        while not self._fits_pace(sent) and (victim := _victim(sent)) is not None:
-            sent.remove(victim)
-            pause.append(victim)
+        make_room(partial(self._fits_pace, sent))
         if len(send) == len(waiting) and not pause:
             for request in (r for r in requests if not _promised(r) and r.waits):
                 if not self._may_send(request, sent) or not self._fits_pace([*sent, request]):
@@ -125,16 +108,16 @@ class ShadowScheduler:
                 send.append(request)
         return Turns(tuple(send), tuple(pause))
 
-    def _may_send(self, request: Running, sent: Seq[Running]) -> bool:
+    def _may_send(self, request: Running, sent: Sequence[Running]) -> bool:
         """Whether there is a place and KV for a request, and few prompt tokens are before it."""
         ahead = sum(len(r.tokens) for r in sent if not r.answered)
-        if ahead and ahead + len(request.tokens) > CHUNKS_AHEAD * self._limits.step_tokens:
+        if ahead and ahead + len(request.tokens) > CHUNKS_AHEAD * self._server.step_tokens:
             return False
         held = sum(_whole_tokens(r) if _promised(r) else len(r.tokens) + 1 for r in sent)
         needs = _whole_tokens(request) if _promised(request) else len(request.tokens) + 1
-        return len(sent) < self._limits.max_running and held + needs <= self._limits.kv_tokens
+        return len(sent) < self._server.max_running and held + needs <= self._server.kv_tokens
 
-    def _fits_pace(self, sent: Seq[Running]) -> bool:
+    def _fits_pace(self, sent: Sequence[Running]) -> bool:
         """Whether a step with all these requests keeps the tightest pace that was promised to one of them."""
         paces = [r.slo.tpot_s for r in sent if r.slo is not None and _promised(r)]
         return self.step_s(sent) <= min(paces, default=math.inf)
@@ -151,17 +134,17 @@ class ShadowScheduler:
                 contexts.append(len(request.tokens))
             else:
                 pending += len(request.tokens)
-        chunk = min(pending, self._limits.step_tokens)
+        chunk = min(pending, self._server.step_tokens)
         load = StepLoad(len(contexts) + chunk, sum(contexts) + chunk, 0.5 * chunk * (chunk + 1))
         return self._latency.step_s(load)
 
-    def headroom(self, requests: Seq[Running]) -> SloHeadroom:
+    def headroom(self, requests: Sequence[Running]) -> SloHeadroom:
         """What could still be promised."""
         promised = [r for r in requests if _promised(r)]
         decodes = [(r.slo.tpot_s, len(r.tokens)) for r in promised if r.answered and r.slo is not None]
         pending = sum(len(r.tokens) for r in promised if not r.answered)
-        free = self._limits.kv_tokens - sum(map(_whole_tokens, promised))
-        model = step_model(self._latency, self._limits.step_tokens, correction=self.correction.factor)
+        free = self._server.kv_tokens - sum(map(_whole_tokens, promised))
+        model = step_model(self._latency, self._server.step_tokens, correction=self.correction.factor)
         return headroom(decodes, pending, free, model)
 
 
@@ -174,7 +157,7 @@ def _deadline(request: Running) -> float:
     return request.slo.due_s
 
 
-def _victim(sent: Seq[Running]) -> Running | None:
+def _victim(sent: Sequence[Running]) -> Running | None:
     """The best-effort request that came last, of those on the server that are not about to move."""
     able = [r for r in sent if not _promised(r) and r.stopped is None and not r.aborted and r.sent]
     return able[-1] if able else None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from penstock.services.domain.slo.attainment import PACE_WINDOW_TOKENS
 from penstock.types.slo import SloClass
 from penstock.worker_service.engine.sglang.moves import Running
+from penstock.worker_service.scheduling.sequence import SequenceSlo
 
 if TYPE_CHECKING:
     from penstock.worker_service.engine.sglang.shadow import ShadowScheduler
@@ -46,39 +47,34 @@ class SendQueue:
     ) -> None:
         """requests: all of the engine, by arrival. pause: aborts one on the server. shadow: None without SLOs."""
         self._requests, self._pause, self._shadow, self._now = requests, pause, shadow, now
-        self._undecided: list[Running] = []
-        self._decided: asyncio.Event | None = None
+        self._undecided: list[tuple[Running, SequenceSlo]] = []
+        self._decided = asyncio.Event()
+        """Of the requests that are decided on next."""
         self._window: _Window | None = None
 
-    async def admit(self, running: Running) -> SloClass:
-        """Decide, together with those that arrive at the same time, in which class a request is served."""
-        assert self._shadow is not None
-        assert running.slo is not None
-        self._undecided.append(running)
-        if self._decided is None:
-            self._decided = asyncio.Event()
+    async def admit(self, running: Running, slo: SequenceSlo) -> bool:
+        """Whether a request is promised its SLO; decided together with those that arrive at the same time."""
+        self._undecided.append((running, slo))
+        if len(self._undecided) == 1:
             asyncio.get_running_loop().call_later(GATHER_S, self._decide)
         await self._decided.wait()
-        assert running.slo.granted is not None
-        return running.slo.granted
+        return slo.granted is SloClass.STANDARD
 
     def _decide(self) -> None:
         assert self._shadow is not None
-        assert self._decided is not None
         undecided, self._undecided = self._undecided, []
+        decided, self._decided = self._decided, asyncio.Event()
         here = list(self._requests.values())
-        new = [r for r in undecided if r in here and not r.aborted]
+        new = [r for r, _ in undecided if r in here and not r.aborted]
         admitted: list[Running] = []
         try:
             answers = self._shadow.decide(self._now(), [r for r in here if r not in new], new)
             admitted = [running for running, yes in zip(new, answers, strict=True) if yes]
         except Exception:
             _log.exception("admission failed: these requests are served as best effort")
-        for running in undecided:
-            assert running.slo is not None
-            running.slo.granted = SloClass.STANDARD if running in admitted else SloClass.BEST_EFFORT
-        self._decided.set()
-        self._decided = None
+        for running, slo in undecided:
+            slo.granted = SloClass.STANDARD if running in admitted else SloClass.BEST_EFFORT
+        decided.set()
 
     async def turn(self, running: Running) -> bool:
         """Wait until a request may be sent; False if it was aborted meanwhile."""

@@ -7,8 +7,7 @@ Penalties and biases apply to logits by which the next token is a little more li
 """
 
 import math
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,17 +18,16 @@ from penstock.services.domain.latency import StepLatencyModel, StepLoad
 from penstock.services.domain.randomness import uniform
 from penstock.types.sampling import SamplingParams
 from penstock.types.workers import KvLayout
-from penstock.worker_service.engine.batch_policy import batch_policy
 from penstock.worker_service.engine.core import CoreLimits, EngineCore
-from penstock.worker_service.engine.extension import untold
+from penstock.worker_service.engine.extension import Progress, untold
 from penstock.worker_service.engine.held_tokens import OutputCoalescing
-from penstock.worker_service.engine.interface import EngineInfo, capabilities_of_own_steps
+from penstock.worker_service.engine.interface import EngineInfo
 from penstock.worker_service.engine.loop import LoopEngine
 from penstock.worker_service.engine.penalties import logit_changes
 from penstock.worker_service.engine.runner import RawLogprobs, Row, RowResult
 from penstock.worker_service.scheduling.batching import BatchLimits
 from penstock.worker_service.scheduling.blocks import BlockPool
-from penstock.worker_service.scheduling.policies import PolicyName
+from penstock.worker_service.scheduling.policies import PolicyName, batch_policy
 from penstock.worker_service.text import ByteTokenizer
 
 LOADED_PARTS = 20  # of a model that takes time to load
@@ -66,13 +64,13 @@ class SimulatedRunner:
         self._kv = np.zeros((blocks, options.kv_block_tokens), np.float32)
         self.kv_layout = KvLayout(f"simulated-{options.name}", 1, 1, 1, options.kv_block_tokens, "float32")
 
-    def run(self, rows: Seq[Row]) -> list[RowResult]:
+    def run(self, rows: Sequence[Row]) -> list[RowResult]:
         tokens = sum(len(row.tokens) for row in rows)
         context = sum(row.start + len(row.tokens) for row in rows)
         self._clock.sleep(self._options.latency.step_s(StepLoad(tokens, context)))
         return [self._row(row) for row in rows]
 
-    def read_blocks(self, blocks: Seq[int], out: npt.NDArray[np.generic] | None = None) -> npt.NDArray[np.generic]:
+    def read_blocks(self, blocks: Sequence[int], out: npt.NDArray[np.generic] | None = None) -> npt.NDArray[np.generic]:
         data = self._kv[list(blocks)]
         copied = np.stack((data, data), axis=1)[:, None]
         if out is None:
@@ -80,7 +78,7 @@ class SimulatedRunner:
         out[...] = copied
         return out
 
-    def write_blocks(self, blocks: Seq[int], data: npt.NDArray[np.generic]) -> None:
+    def write_blocks(self, blocks: Sequence[int], data: npt.NDArray[np.generic]) -> None:
         expected = (len(blocks), 1, 2, self._options.kv_block_tokens)
         if data.shape != expected:
             raise ValueError(f"blocks of shape {data.shape}, not {expected}")
@@ -91,27 +89,17 @@ class SimulatedRunner:
         for i, token in enumerate(row.tokens):
             block, place = divmod(row.start + i, size)
             self._kv[row.blocks[block], place] = token
-        if not row.logits:
-            return RowResult()
-        last = len(row.tokens) - row.logits
-        chosen = [
-            self._next(row.tokens[last + i], row.start + last + i, row.offset + i, row.sampling.ignore_eos)
-            for i in range(row.logits)
-        ]
+        chosen, count = [self._chosen(row, i) for i in range(row.logits)], row.sampling.top_logprobs
+        return RowResult(chosen, [] if count is None else [self._logprobs(token, count) for token in chosen])
+
+    def _chosen(self, row: Row, index: int) -> int:
+        """The token at a position with logits."""
+        place = len(row.tokens) - row.logits + index
+        last, position = row.tokens[place], row.start + place
+        token = self._next(last, position, row.offset + index, row.sampling.ignore_eos)
         if row.output or row.sampling.logit_bias:
-            chosen = [
-                _adjusted(token, row.sampling, row.output_before(i), row.start + last + i)
-                for i, token in enumerate(chosen)
-            ]
-        if row.allowed is not None:
-            chosen = [
-                _fitting(token, row.allowed[i], row.tokens[last + i], row.start + last + i)
-                for i, token in enumerate(chosen)
-            ]
-        entries: list[RawLogprobs] = []
-        if row.sampling.top_logprobs is not None:
-            entries = [self._logprobs(token, row.sampling.top_logprobs) for token in chosen]
-        return RowResult(chosen, entries)
+            token = _adjusted(token, row.sampling, row.output_before(index), position)
+        return token if row.allowed is None else _fitting(token, row.allowed[index], last, position)
 
     def _next(self, token: int, position: int, offset: int, endless: bool) -> int:
         """The token that follows `token` at `position`; the first one never ends a reply."""
@@ -126,7 +114,7 @@ class SimulatedRunner:
         return RawLogprobs(math.log(OWN_SHARE), ids, [math.log(OWN_SHARE) if i == chosen else rest for i in ids])
 
 
-def _adjusted(token: int, sampling: SamplingParams, output: Seq[int], position: int) -> int:
+def _adjusted(token: int, sampling: SamplingParams, output: Sequence[int], position: int) -> int:
     """The most likely token after penalties and biases; of several the next one, otherwise any letter of them."""
     changes = logit_changes(sampling, output, _VOCAB)
     if changes is None:
@@ -160,29 +148,18 @@ def simulated_core(options: SimulatedEngineOptions, clock: Clock) -> tuple[Engin
     limits = CoreLimits(BatchLimits(options.max_running, options.max_step_tokens), options.max_queued, context)
     policy = batch_policy(options.batch_policy, options.latency, options.best_effort_reserve)
     core = EngineCore(runner, ByteTokenizer(), BlockPool(blocks, options.kv_block_tokens), limits, clock, policy)
-    info = EngineInfo(
-        engine="simulated",
-        model=options.name,
-        model_digest=runner.kv_layout.model_digest,
-        max_context_tokens=context,
-        kv_blocks=blocks,
-        kv_block_tokens=options.kv_block_tokens,
-        max_requests=options.max_running + options.max_queued,
-        capabilities=capabilities_of_own_steps(keeps_slos=policy.keeps_slos),
-    )
-    return core, info
+    return core, core.info("simulated", options.name)
 
 
 def simulated_engine(
     options: SimulatedEngineOptions,
-    clock: Clock | None = None,
     hold: OutputCoalescing | None = None,
     *,
     load_s: float = 0.0,
-    progress: Callable[[float], None] = untold,
+    progress: Progress = untold,
 ) -> LoopEngine:
-    """The simulated engine in real time. load_s: that loading takes. progress: as in EngineSite."""
-    clock = clock or SystemClock()
+    """The simulated engine in real time. load_s: that loading takes."""
+    clock = SystemClock()
 
     def loaded() -> tuple[EngineCore, EngineInfo]:
         for part in range(LOADED_PARTS):

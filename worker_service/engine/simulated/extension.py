@@ -7,6 +7,7 @@ from pydantic import Field
 
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.latency import StepLatencyModel
+from penstock.services.extensions.engines import ENGINE_FIELDS
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_schema import DEFAULT_KV_TOKENS, DEFAULT_STEP_TOKENS, MeshTier
 from penstock.worker_service.engine.extension import EngineExtension, EngineSite
@@ -18,18 +19,7 @@ if TYPE_CHECKING:
 class Simulated(EngineExtension):
     """The simulated engine's latency model: T(step) = overhead + (token * tokens + context * context tokens) / tp."""
 
-    tier_fields = frozenset(
-        {
-            "batch_policy",
-            "best_effort_reserve",
-            "kv_block_tokens",
-            "kv_tokens",
-            "max_context_tokens",
-            "max_queued",
-            "max_running",
-            "max_step_tokens",
-        }
-    )
+    tier_fields = ENGINE_FIELDS - {"adapter", "device", "dtype", "measuring_s", "speculation", "tool_format"}
     batch_policies = ("decode_first", "prefill_first", "slo")
 
     overhead_ms: float = Field(default=5.0, ge=0)
@@ -80,4 +70,4 @@ class Simulated(EngineExtension):
             batch_policy=PolicyName(tier.batch_policy),
             best_effort_reserve=tier.best_effort_reserve,
         )
-        return simulated_engine(options, hold=site.hold, load_s=self.load_s, progress=site.progress)
+        return simulated_engine(options, site.hold, load_s=self.load_s, progress=site.progress)

@@ -29,15 +29,13 @@ class TorchEngineOptions(EngineOptions):
 
     device: str = "cpu"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    kernel: bool | None = None
-    compiled: bool | None = None
+    kernel: bool = True
+    compiled: bool = True
 
 
-def torch_engine(
-    options: TorchEngineOptions, clock: Clock | None = None, hold: OutputCoalescing | None = None
-) -> LoopEngine:
+def torch_engine(options: TorchEngineOptions, hold: OutputCoalescing | None = None) -> LoopEngine:
     """The built-in engine. Its start() raises EngineUnusable for a folder that it cannot serve."""
-    return LoopEngine(lambda: torch_core(options, clock or SystemClock()), hold)
+    return LoopEngine(lambda: torch_core(options, SystemClock()), hold)
 
 
 def torch_core(options: TorchEngineOptions, clock: Clock) -> tuple[EngineCore, EngineInfo]:
@@ -73,19 +71,12 @@ class TorchModel:
     def runner(self, blocks: int) -> TorchRunner:
         options = self._options
         try:
-            return TorchRunner(
-                self._model,
-                blocks,
-                self.layout,
-                threads=options.threads,
-                kernel=options.kernel,
-                compiled=options.compiled,
-            )
+            threads, kernel, compiled = options.threads, options.kernel, options.compiled
+            return TorchRunner(self._model, blocks, self.layout, threads=threads, kernel=kernel, compiled=compiled)
         except RuntimeError as error:  # not enough memory
             room = blocks * options.kv_block_tokens
-            raise EngineUnusable(
-                f"kv_tokens: {self.name}: not enough memory for {room}: {_first_line(error)}"
-            ) from error
+            problem = f"kv_tokens: {self.name}: not enough memory for {room}: {_first_line(error)}"
+            raise EngineUnusable(problem) from error
 
 
 def load_model(folder: Path, options: TorchEngineOptions) -> CausalModel:

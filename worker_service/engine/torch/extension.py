@@ -8,7 +8,6 @@ from penstock.services.extensions.engines import ENGINE_FIELDS
 from penstock.services.mesh_schema import MeshFile, MeshTier
 from penstock.services.model_folder import model_folder
 from penstock.types.problems import FieldProblem
-from penstock.worker_service.engine.devices import worker_device
 from penstock.worker_service.engine.extension import EngineExtension, EngineSite
 from penstock.worker_service.engine.tier_options import drafter_problems, own_step_options
 from penstock.worker_service.engine.torch.supported import unsupported
@@ -32,11 +31,10 @@ class Torch(EngineExtension):
     def build(self, site: EngineSite) -> "Engine":
         from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_engine  # seconds of imports
 
-        tier, settings = site.tier, site.settings
         options = TorchEngineOptions(
-            folder=model_folder(settings, tier.model),
-            device=worker_device(tier.device, settings.worker_index),
-            dtype=tier.dtype,
+            folder=model_folder(site.settings, site.tier.model),
+            device=site.device(),
+            dtype=site.tier.dtype,
             **own_step_options(site),
         )
-        return torch_engine(options, hold=site.hold)
+        return torch_engine(options, site.hold)

@@ -1,6 +1,6 @@
 """Where the tokens of a step are: in their sequences, and in the pool of KV blocks."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,7 +36,7 @@ class StepLayout(NamedTuple):
     runs: I64
 
 
-def step_layout(segments: Seq[Segment], tables: I64, block_tokens: int) -> StepLayout:
+def step_layout(segments: Sequence[Segment], tables: I64, block_tokens: int) -> StepLayout:
     """tables: the block tables (rows, most blocks) that the segments name."""
     counted = np.array([(s.count, s.start, s.table) for s in segments], np.int64).reshape(-1, 3)
     return StepLayout(*_layout(counted, tables, block_tokens))
