@@ -245,5 +245,7 @@ def test_planning_again_keeps_it(tmp_path: Path) -> None:
         solver.replan(of_plan.to_json(), responses.append)
         return from_message(responses[0], PlanEvent)
 
-    assert planned(best_answer=False).binds == "min_quality"  # 40, whoever escalates
+    with pytest.raises(Unreachable) as unreachable:  # 40, whoever escalates
+        planned(best_answer=False)
+    assert unreachable.value.binds is Binds.MIN_QUALITY
     assert planned(best_answer=True).quality == pytest.approx(50, abs=3)
