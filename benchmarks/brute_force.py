@@ -191,7 +191,7 @@ def _holds(
             strategies = [Strategy(parts, 0.0) for parts in mix]
             if deployer.sustains(thresholds, strategies):
                 run = run_cascade(site, demand, thresholds, strategies, Dispatch.CAPACITY)
-                if run.latency_s(options.latency, options.percentile) <= (options.max_latency_s or np.inf):
+                if run.latency_s(options.objective, options.percentile) <= (options.max_latency_s or np.inf):
                     return True
     return False
 

@@ -53,7 +53,7 @@ def measure(family: Family, split: int) -> list[dict[str, Any]]:
         row = {"family": family.name, "split": split, "half": half, "share": share, "target": target}
         options = Options(min_quality=target, confidence=CONFIDENCE, rate=RATE_PER_S)
         try:
-            planned = plan_for(family.site, trace, judged, options.for_tiers(len(family.tiers)))
+            planned = plan_for(family.site, trace, judged, options)
         except (Unreachable, InvalidRequest) as error:
             rows.append(row | {"refused": str(error)})
             continue

@@ -40,7 +40,7 @@ def planned(family: Family, rows: Ints, prompts: Prompts, target: float, accepta
         rules=RuleOptions(skip=True),
     )
     try:
-        plan = plan_for(site, read_trace(public(TRACE)), judged, options.for_tiers(len(family.tiers))).plan
+        plan = plan_for(site, read_trace(public(TRACE)), judged, options).plan
     except (Unreachable, InvalidRequest) as error:
         print(f"{family.name}: {error}", flush=True)
         system = Cascade((len(family.tiers) - 1,), (), (), False)

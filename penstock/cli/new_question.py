@@ -21,13 +21,12 @@ quality: judged.csv  # input_tokens, and {tier}_output_tokens, {tier}_judge_scor
 min_quality: 85  # mean quality of the accepted answers, 0 to 100
 # max_latency_s: 2  # of the objective, at the percentile
 # goal: cost  # latency, quality or rate; cost without max_latency_s keeps 1.2 times the latency of the largest model alone
-# objective: end-to-end  # first-token, pace or largest-tier (the slowest tier); default: end-to-end with up to three tiers
+# objective: end-to-end  # first-token, pace or largest-tier (the slowest tier)
 # percentile: 95
 # max_utilisation: 0.75  # of what each tier sustains, the share that the rate may take
 # allow_overload: false  # plan although no plan sustains the rate: for a burst
 # confidence: 0.9  # with this probability min_quality holds for as many new prompts as were judged; 0.5: on average
 # gpus: 16  # at most so many; default: all of the cluster
-# budget: at-most  # exact: use all of them; then for the largest tier
 # dispatch: capacity  # round-robin
 
 # The requests that are planned for, a stretch of the trace.
@@ -39,7 +38,7 @@ min_quality: 85  # mean quality of the accepted answers, 0 to 100
 # ignore_cached: false  # compute all prompts whole, whatever the trace has cached
 
 # The tiers as candidates.
-# max_tiers: 3  # choose the best cascade of at most so many of them
+# max_tiers: 3  # choose the best cascade of at most so many of them, up to three
 # min_tiers: 1
 
 # Rules in addition to thresholds, each chosen with the plan.

@@ -43,7 +43,7 @@ def run(text: str, question: "PlanningQuestion", *, out: Path | None, plot: bool
     figures = {
         "sweep": axis_name,
         "goal": swept.options.aim.value,
-        "objective": swept.options.latency.value,
+        "objective": swept.options.objective.value,
         "percentile": swept.options.percentile,
         "points": [_json(point) for point in points],
     }

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.types.deployments import ReplicaGroup
-from penstock.types.planning import Dispatch, Goal, GpuBudget, Objective
+from penstock.types.planning import Dispatch, Goal, Objective
 from penstock.types.plans import Prediction
 from penstock.types.rules import PlanRules, TierRules
 from penstock.types.simulated import Percentiles, SloAttainment, UserLatency
@@ -324,7 +324,6 @@ class CascadePlan(PlanRules):
     objective: Objective = Objective.LARGEST_TIER
     goal: Goal = Goal.LATENCY
     dispatch: Dispatch = Dispatch.CAPACITY
-    budget: GpuBudget = GpuBudget.AT_MOST
     target: str = ""
     workload_digest: str = ""
     latency: PlannedLatency | None = None

@@ -54,13 +54,6 @@ class Dispatch(enum.StrEnum):
     PENDING_WORK = "pending-work"
 
 
-class GpuBudget(enum.StrEnum):
-    """Whether all GPUs are given to tiers (the paper's section 3.2), or only as many as help the slowest (appendix D)."""
-
-    AT_MOST = "at-most"
-    EXACT = "exact"
-
-
 class LengthSource(enum.StrEnum):
     """Whether token counts are those of the judged prompts, or of the trace: the same for all tiers."""
 
@@ -320,27 +313,25 @@ class PlanOptions:
     min_quality: mean quality of the accepted answers. max_latency_s: of the objective's latency, at `percentile`; one of
     both at least; for the goal cost, None for 1.2 times that of the largest model alone on the fewest GPUs within
     max_utilisation. goal: None for cost with min_quality and for quality without; for latency with min_quality alone and
-    allow_overload or the objective largest tier. objective: None for end to end, or with more than three tiers or an exact
-    budget for the largest tier. max_utilisation: of what a tier sustains, the share that its requests may take.
-    allow_overload: plan although no plan sustains the rate. gpus: at most so many of the cluster's; None for all. budget:
-    whether all of them are to be used. confidence: with this probability min_quality holds for as many new prompts as were
-    judged; None: for the judged ones. requests: of the stretch of the trace that is planned for; None for as many as come
-    in 20 latencies, from 500 (or all of a shorter trace) to 6000, for a cheapest plan 20,000 (60 per GPU and 100,000 on large
-    clusters), for which a short trace is read over and over. seed: of that stretch and of the prompts drawn. runs: other
-    stretches that the plan is run on. rate: arrivals per second; None for the trace's. ignore_cached: prompts are computed
-    whole, whatever the trace has cached. max_tiers: the tiers are candidates, of which a cascade has so many at most; None:
-    it has all of them. min_tiers: and so many at least; None for 1.
+    allow_overload or the objective largest tier. max_utilisation: of what a tier sustains, the share that its requests may
+    take. allow_overload: plan although no plan sustains the rate. gpus: at most so many of the cluster's; None for all.
+    confidence: with this probability min_quality holds for as many new prompts as were judged; None: for the judged ones.
+    requests: of the stretch of the trace that is planned for; None for as many as come in 20 latencies, from 500 (or all of a
+    shorter trace) to 6000, for a cheapest plan 20,000 (60 per GPU and 100,000 on large clusters), for which a short trace is
+    read over and over. seed: of that stretch and of the prompts drawn. runs: other stretches that the plan is run on. rate:
+    arrivals per second; None for the trace's. ignore_cached: prompts are computed whole, whatever the trace has cached.
+    max_tiers: the tiers are candidates, of which a cascade has so many at most, up to three; None: it has all of them, of
+    which up to three serve. min_tiers: and so many at least; None for 1.
     """
 
     min_quality: Annotated[float | None, SCORE] = None
     max_latency_s: Annotated[float | None, Within(0, 1e6, above=True)] = None
     goal: Goal | None = None
-    objective: Objective | None = None
+    objective: Objective = Objective.END_TO_END
     percentile: Annotated[float, Within(50, 100, below=True)] = 95.0
     max_utilisation: Annotated[float, Within(0, 1, above=True)] = 0.75
     allow_overload: bool = False
     gpus: Annotated[int | None, Within(1, 1_000_000_000)] = None
-    budget: GpuBudget = GpuBudget.AT_MOST
     confidence: Annotated[float | None, Within(0.5, 1, below=True)] = None
     dispatch: Dispatch = Dispatch.CAPACITY
     requests: Annotated[int | None, COUNT] = None

@@ -3,7 +3,7 @@
 Sets: tiers i = 1..C, GPU counts f = 0..N. Given: l_i(f), non-increasing in f, infinite where tier i cannot run on f GPUs.
 Variables: x[i,f] in {0,1}, L >= 0.   Objective: minimise L (CASCADIA, section 3.2).
 (i)   sum_f x[i,f] = 1 for every tier.
-(ii)  sum_i sum_f f x[i,f] <= N (appendix D), or = N (main text).
+(ii)  sum_i sum_f f x[i,f] <= N (appendix D).
 (iii) L >= sum_f l_i(f) x[i,f] for every tier.
 (iv)  x[i,f] = 0 where l_i(f) is infinite.
 
@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from penstock.planner_service.deployment.search import LatencyTable
-from penstock.planner_service.simulator.workload import Floats
 from penstock.services.domain.shares import apportioned
 
 SPLIT_UNITS, SPLIT_MOST = 16, 128
@@ -47,35 +46,6 @@ def allocate(
             break  # nothing is faster
         limit_s = math.nextafter(best[1], 0.0)
     return best
-
-
-def shared_out(tables: Sequence[Sequence[float]], gpus: int) -> tuple[tuple[int, ...], float] | None:
-    """(GPUs of each tier, L) with equality in (ii); tables[i][f] is l_i(f) for f = 0..N. None where infeasible.
-
-    Among the optima, the one with the least sum of latencies: GPUs that cannot help the slowest tier help the others.
-    """
-    rows = np.array(tables, float)
-    _, slowest_s = _least(rows, np.maximum, gpus)
-    if not np.isfinite(slowest_s):
-        return None
-    return _least(np.where(rows <= slowest_s, rows, np.inf), np.add, gpus)[0], slowest_s
-
-
-def _least(rows: Floats, combined: np.ufunc, gpus: int) -> tuple[tuple[int, ...], float]:
-    """(GPUs of each tier, the least combination of their latencies) with all GPUs given away.
-
-    best[i, n] = min over f of combined(best[i-1, n-f], l_i(f)): of the first i tiers on n GPUs.
-    """
-    best, chosen = np.where(np.arange(gpus + 1) == 0, 0.0, np.inf), np.zeros(rows.shape, np.int64)
-    for tier, row in enumerate(rows):
-        each = [combined(best[n::-1], row[: n + 1]) for n in range(gpus + 1)]
-        chosen[tier] = [values.argmin() for values in each]
-        best = np.array([values.min() for values in each])
-    counts, left = [0] * len(rows), gpus
-    for tier in reversed(range(len(rows))):
-        counts[tier] = int(chosen[tier, left])
-        left -= counts[tier]
-    return tuple(counts), float(best[gpus])
 
 
 def fewest_within(tables: Sequence[LatencyTable], limit_s: float, gpus: int) -> list[int] | None:

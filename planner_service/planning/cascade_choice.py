@@ -25,7 +25,7 @@ from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.routing.deployer import Deployer
 from penstock.planner_service.routing.end_to_end import least_felt_s
 from penstock.planner_service.routing.goals import rounded_down
-from penstock.planner_service.routing.grid import ENUMERATE_UP_TO, EPSILON, MOST_TIERS, Grid, Point, lowest
+from penstock.planner_service.routing.grid import ENUMERATE_UP_TO, EPSILON, Grid, Point, lowest
 from penstock.planner_service.routing.solution import Binds, Proof, Solution, Unreachable, too_poor
 from penstock.services.acceptance.pipeline import asked_of_plans
 from penstock.services.domain.hardware import ReplicaShape
@@ -95,7 +95,7 @@ def forms_of(candidates: int, options: Options, *, predicted: bool) -> list[Form
     """All forms of the sizes that are asked for. predicted: whether prompts have predicted scores."""
     cascades = cascades_of(candidates, options)
     routed = cascades if predicted and not options.has_rules else []
-    return [*map(Form, cascades), *(Form(tiers, routed=True) for tiers in routed if 2 <= len(tiers) <= MOST_TIERS)]
+    return [*map(Form, cascades), *(Form(tiers, routed=True) for tiers in routed if len(tiers) > 1)]
 
 
 def _sizes(options: Options) -> tuple[int, int]:
@@ -189,7 +189,7 @@ class FormChoice:
         judged = demand.judged
         least_cost = min(self._least_cost(tier) for tier in tiers)
         target = -1.0 if options.min_quality is None else options.min_quality
-        if options.has_rules or len(tiers) > MOST_TIERS:
+        if options.has_rules:
             most = float(judged.quality.max(axis=1).mean())
             reached = max(float(judged.quality.mean(axis=0).max()), judged.under(asked_of_plans(options.rules)).most)
             self.bounds[form] = _Bounds(most, reached, 0.0, least_cost, False)
@@ -206,8 +206,8 @@ class FormChoice:
             return
         requests, alone_s = demand.requests, self.alone.alone_s(tiers)
         limit_s = math.inf if options.max_latency_s is None else options.max_latency_s
-        if options.latency is not Objective.LARGEST_TIER:
-            how = (self.site.judge_s, options.percentile, options.latency)
+        if options.objective is not Objective.LARGEST_TIER:
+            how = (self.site.judge_s, options.percentile, options.objective)
             fastest = least_felt_s(grid, points, requests, alone_s, *how) or 0.0
         else:
             bounds = grid.latency_bounds(requests, alone_s, options.percentile)
@@ -313,10 +313,10 @@ class FormChoice:
         options = self.options
         if options.has_rules:
             return False
-        if len(form.tiers) <= MOST_TIERS and self.failures[form].binds is Binds.MIN_QUALITY:
+        if self.failures[form].binds is Binds.MIN_QUALITY:
             return True
         lowered = self.repeated and options.max_latency_s is not None  # the limit: what fails then is not proved
-        return self.bounds[form].few_routings and options.latency is Objective.LARGEST_TIER and not lowered
+        return self.bounds[form].few_routings and options.objective is Objective.LARGEST_TIER and not lowered
 
     def _unreachable(self) -> Unreachable:
         """What binds for the form that comes nearest to the targets."""

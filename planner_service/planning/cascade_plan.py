@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 from penstock.planner_service.deployment.search import Strategy
-from penstock.planner_service.question.planning_options import Goal, GpuBudget
+from penstock.planner_service.question.planning_options import Goal
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.cascade_simulation import CascadeRun, run_cascade
 from penstock.planner_service.replay.repeated_runs import repeated
@@ -97,7 +97,6 @@ class CascadePlan:
     promise: QualityPromise | None = None
     objective: Objective = Objective.LARGEST_TIER
     percentile: float = 95.0
-    budget: GpuBudget = GpuBudget.AT_MOST
     load: SustainedLoad | None = None
     goal: Goal = Goal.LATENCY
     latency_interval: Interval | None = None

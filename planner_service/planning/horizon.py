@@ -78,7 +78,7 @@ def _requests_for(latency_s: float, demand: Demand) -> int:
 
 def _guessed_s(site: Site, demand: Demand, options: Options) -> float:
     """How long requests stay, before there is a plan. The cheapest plan takes about as long as it may."""
-    if options.aim is Goal.COST and options.latency is Objective.END_TO_END:
+    if options.aim is Goal.COST and options.objective is Objective.END_TO_END:
         with contextlib.suppress(Unreachable):
             return min(options.max_latency_s or math.inf, largest_alone(site, demand, options, ()).limit_s)
     return LOADED * _alone_s(site, demand)

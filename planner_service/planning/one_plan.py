@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.planning.cascade_plan import CascadePlan, outcome, with_runs
 from penstock.planner_service.planning.deployers import deployer_for
-from penstock.planner_service.question.planning_options import Goal, GpuBudget, Options
+from penstock.planner_service.question.planning_options import Goal, Options
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.replay.sustained_load import rate_text
@@ -23,7 +23,6 @@ from penstock.planner_service.routing.goals import (
     most_quality,
     rounded_down,
     rounded_up,
-    sustaining,
 )
 from penstock.planner_service.routing.grid import EPSILON
 from penstock.planner_service.routing.quality import JudgedSample, route
@@ -117,7 +116,7 @@ class PlanSearch:
             demand,
             gpus=options.gpus,
             dispatch=options.dispatch,
-            objective=options.latency,
+            objective=options.objective,
             percentile=options.percentile,
             max_utilisation=options.most_utilisation,
             on_evaluation=progress,
@@ -131,19 +130,17 @@ class PlanSearch:
             if reasons:
                 raise Unreachable(f"{error} ({'; '.join(reasons.values())})", error.best, error.binds) from None
             raise
-        if options.budget is GpuBudget.EXACT:
-            solution = sustaining(deployer, lambda: _spread(deployer, solution))
         plan = outcome(self.site, demand, solution, deployer, reasons)
         if options.min_quality is not None and plan.quality < options.min_quality - EPSILON:
             why = f"too few requests for the tier that reaches quality {options.min_quality:g}"
             raise too_poor(f"{why}: the best without it has {rounded_down(plan.quality)}", plan.quality)
-        return dataclasses.replace(plan, budget=options.budget, goal=self.options.aim)
+        return dataclasses.replace(plan, goal=self.options.aim)
 
     def _solve(self, demand: Demand, deployer: Deployer, options: Options) -> Solution:
         """The solution for the largest tier, or for what users feel."""
         judged, limit_s, aim = demand.judged, options.max_latency_s, options.aim
         min_quality = options.min_quality or 0.0
-        if options.latency is not Objective.LARGEST_TIER:
+        if options.objective is not Objective.LARGEST_TIER:
             return self._felt(demand, deployer, options, min_quality)
         if limit_s is None or aim is Goal.LATENCY:
             solution = least_latency(deployer, min_quality, judged)
@@ -163,7 +160,7 @@ class PlanSearch:
     def _felt(self, demand: Demand, deployer: Deployer, options: Options, min_quality: float) -> Solution:
         def felt_s(thresholds: Sequence[float], strategies: Sequence[Strategy]) -> float:
             run = run_cascade(self.site, demand, thresholds, strategies, options.dispatch)
-            return run.latency_s(options.latency, options.percentile)
+            return run.latency_s(options.objective, options.percentile)
 
         start = self._start(demand.judged, deployer, options, min_quality)
         felt = EndToEnd(deployer, demand.judged, self.site.judge_s, felt_s)
@@ -241,12 +238,6 @@ class PlanSearch:
             rate,
             Binds.RATE,
         )
-
-
-def _spread(deployer: Deployer, solution: Solution) -> Solution:
-    """The solution on all GPUs; as it is where it cannot be spread."""
-    whole = deployer.spread(solution.thresholds)
-    return solution if whole is None else dataclasses.replace(solution, deployment=whole)
 
 
 def _latency_binds(least_s: float, options: Options, min_quality: float, quality: float | None = None) -> Unreachable:

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from penstock.planner_service.deployment.search import NOTHING
 from penstock.planner_service.planning.cascade_choice import Form, FormChoice
@@ -20,10 +19,9 @@ from penstock.planner_service.routing.deployer import Deployer
 from penstock.planner_service.routing.goals import rounded_down
 from penstock.planner_service.routing.grid import EPSILON, MOST_TIERS
 from penstock.planner_service.routing.quality import SKIPPED, answered_quality
-from penstock.planner_service.routing.solution import Binds, Deployment, Unreachable, best_of
+from penstock.planner_service.routing.solution import Binds, Deployment, Unreachable
 from penstock.services.acceptance.pipeline import NO_RULES, asked_of_plans
 from penstock.services.domain.errors import invalid
-from penstock.types.planning import Objective
 from penstock.types.rules import AcceptanceRules
 
 NEARER = 3  # times that the most that can be promised is computed, each from the one before
@@ -47,7 +45,6 @@ def plan_cascade(
             than the percentile needs.
         Unreachable: no plan meets the targets, or no tier that is needed fits; it says which target binds.
     """
-    options = options.for_tiers(len(site.tiers))
     options.check(len(site.tiers), names_of_files(site, demand.judged, at_once=demand.rate_per_s is None))
     if len(demand.arrival_s) < options.least_requests:
         least = options.least_requests
@@ -75,18 +72,15 @@ class _Planner:
         if options.max_tiers is not None:
             return self._with_chosen_tiers(options)
         judged, tiers = self.demand.judged, len(self.site.tiers)
-        if judged.under_rules:
-            if tiers > MOST_TIERS:  # what users feel cannot be searched
-                options = dataclasses.replace(options, objective=Objective.LARGEST_TIER)
-        elif options.chooses_form(tiers, predicted=judged.predicted is not None):
-            if not options.has_rules:
-                return self._of_best_form(options)
-            try:
-                plain = self._of_best_form(options.without_rules)
-            except Unreachable:
-                plain = None
-            return RuleSearch(self.site, self.demand, options, self.runs, self.on_evaluation).plan(plain)
-        return self._of_all_tiers(options)
+        if judged.under_rules or not options.chooses_form(tiers, predicted=judged.predicted is not None):
+            return self._of_all_tiers(options)
+        if not options.has_rules:
+            return self._of_best_form(options)
+        try:
+            plain = self._of_best_form(options.without_rules)
+        except Unreachable:
+            plain = None
+        return RuleSearch(self.site, self.demand, options, self.runs, self.on_evaluation).plan(plain)
 
     def _with_promise(self, options: Options, confidence: float) -> CascadePlan:
         """The best plan whose quality holds on new prompts, with what it promises.
@@ -123,7 +117,7 @@ class _Planner:
             site, grading=None, drafts_on_many=True
         )  # as the first tier of a form has none
         alone, unfit = deployer_for(
-            everything, demand, gpus=options.gpus, dispatch=options.dispatch, objective=options.latency
+            everything, demand, gpus=options.gpus, dispatch=options.dispatch, objective=options.objective
         )
         evaluations = 0
 
@@ -160,14 +154,8 @@ class _Planner:
         return choice.best()
 
     def _of_best_form(self, options: Options) -> CascadePlan:
-        """The best plan without rules: of all forms, and of all tiers together where these are too many for a form."""
-        # all of more than three tiers together can be searched for the slowest one alone, without a proof
-        searches = [self._of_any_form, *([self._of_all_tiers] if options.latency is Objective.LARGEST_TIER else [])]
-        return best_of((partial(search, options) for search in searches), lambda plan: plan.rank(options.aim))
-
-    def _of_any_form(self, options: Options) -> CascadePlan:
-        """The best plan of one model, a pair or a chain of up to MOST_TIERS of the tiers, or with prompts routed to as many;
-        the others are not used."""
+        """The best plan without rules: of one model, a pair or a chain of up to MOST_TIERS of the tiers, or with prompts
+        routed to as many; the others are not used."""
         any_form = dataclasses.replace(options, max_tiers=min(len(self.site.tiers), MOST_TIERS))
         plan = self._with_chosen_tiers(any_form)
         return self._of_stated(plan, options) if len(plan.tiers) < len(self.site.tiers) else plan

@@ -33,7 +33,6 @@ def plan_report(
         plan.objective,
         plan.goal,
         plan.dispatch,
-        plan.budget,
         target_words(options),
         workload_digest(demand),
         types.PlannedLatency(plan.objective, plan.percentile, plan.felt_s, words, plan.felt_interval, band),

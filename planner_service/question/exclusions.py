@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.planner_service.routing.grid import MOST_TIERS
 from penstock.services.domain.errors import invalid
-from penstock.types.planning import Objective, PlanOptions
+from penstock.types.planning import PlanOptions
+from penstock.types.rules import RuleOptions
 
 if TYPE_CHECKING:
     from penstock.planner_service.question.planning_options import Options
     from penstock.planner_service.question.site import Site
     from penstock.planner_service.routing.quality import JudgedSample
 
-REMOTE, GRADED, TYPES, SLOS = "remote tiers", "a stated judge", "several types of GPU", "SLO classes"
+REMOTE, GRADED, SLOS = "remote tiers", "a stated judge", "SLO classes"
 DRAFTED = "drafts of rejected answers"
+IN_FORCE = "rules of the plan in force"
 AT_ONCE, UNPREDICTED = "arrivals all at once", "no predicted scores"
-TOO_MANY = "too many tiers with rules or max_tiers"
+TOO_MANY = f"more than {MOST_TIERS} tiers without max_tiers"
 SWEEP = "a sweep"
 NO_RATE = "the arrivals come all at once: they have no rate that could be changed"
-FELT = tuple(f"objective: {one}" for one in Objective if one is not Objective.LARGEST_TIER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +46,10 @@ TABLE = (
     ),
     Exclusion(("min_tiers",), ("no max_tiers",), "min_tiers", "goes with max_tiers, which is not given"),
     Exclusion(
-        FELT, (TOO_MANY,), "objective", f"{{}} goes with up to {MOST_TIERS} tiers where there are rules or max_tiers"
-    ),
-    Exclusion(
-        ("budget: exact",),
-        (*FELT, "goal: cost"),
-        "budget",
-        "exact goes with the largest tier's latency as objective, and not with the goal cost",
-    ),
-    Exclusion(
-        ("budget: exact",), (TYPES, REMOTE), "budget", "exact is for a cluster of one type of GPU, without remote tiers"
+        (*(f"rules.{rule.name}" for rule in fields(RuleOptions)), IN_FORCE),
+        (TOO_MANY,),
+        "rules",
+        f"go with up to {MOST_TIERS} tiers",
     ),
     Exclusion(
         ("rules.skip",),
@@ -90,14 +85,12 @@ def check_together(names: Collection[str]) -> None:
 
 
 def names_of(options: "Options", tiers: int) -> set[str]:
-    """What a question about so many tiers asks for, with the goal and the objective that it has where it names none."""
-    resolved = options.for_tiers(tiers)
-    rules = resolved.rules
-    result = {f"goal: {resolved.aim}", f"objective: {resolved.latency}"}
-    if resolved.too_many(tiers):
+    """What a question about so many tiers asks for, with the goal that it has where it names none."""
+    rules, result = options.rules, {f"goal: {options.aim}"}
+    if tiers > MOST_TIERS and options.max_tiers is None:
         result.add(TOO_MANY)
     for field in fields(PlanOptions):
-        if field.name not in ("goal", "objective", "rules"):
+        if field.name not in ("goal", "rules"):
             result.add(_name(field.name, getattr(options, field.name)))
     return result | {_name(f"rules.{field.name}", getattr(rules, field.name)) for field in fields(rules)}
 
@@ -113,11 +106,10 @@ def names_of_files(site: "Site", judged: "JudgedSample | None" = None, *, at_onc
     known = {
         REMOTE: bool(site.remotes),
         GRADED: site.grading is not None,
-        TYPES: bool(site.more),
         SLOS: site.one_batch,
         DRAFTED: any(site.draft_acceptance),
         AT_ONCE: at_once,
     }
     if judged is not None:
-        known |= {UNPREDICTED: judged.predicted is None}
+        known |= {UNPREDICTED: judged.predicted is None, IN_FORCE: judged.under_rules}
     return {name for name, holds in known.items() if holds}

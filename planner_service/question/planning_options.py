@@ -11,11 +11,11 @@ from penstock.planner_service.routing.grid import MOST_TIERS
 from penstock.planner_service.simulator.felt import latency_words, least_requests
 from penstock.services.acceptance.pipeline import asked
 from penstock.services.domain.errors import check, invalid
-from penstock.types.planning import Dispatch, Goal, GpuBudget, Objective, PlanOptions
+from penstock.types.planning import Dispatch, Goal, Objective, PlanOptions
 from penstock.types.ranges import range_problems
 from penstock.types.rules import RuleOptions
 
-__all__ = ["Goal", "GpuBudget", "Options"]
+__all__ = ["Goal", "Options"]
 
 LEAST_REQUESTS = 20  # to plan on: with fewer, the 95th percentile is the slowest request
 MOST_CASCADES = 1000  # that are chosen from
@@ -32,7 +32,7 @@ class Options(PlanOptions):
         Raises:
             InvalidRequest: An option is out of range or does not go with the others; names it.
         """
-        options = cls(**{field.name: getattr(question, field.name) for field in fields(PlanOptions)}).for_tiers(tiers)
+        options = cls(**{field.name: getattr(question, field.name) for field in fields(PlanOptions)})
         options.check(tiers, known)
         return options
 
@@ -51,37 +51,17 @@ class Options(PlanOptions):
         """The same for a plan without rules."""
         return replace(self, rules=RuleOptions())
 
-    def for_tiers(self, tiers: int) -> Self:
-        """The options for a cascade of so many tiers, with the objective that they have where none is named."""
-        if self.objective is not None:
-            return self
-        simple = self.budget is GpuBudget.AT_MOST and not self.too_many(tiers)
-        return replace(self, objective=Objective.END_TO_END if simple else Objective.LARGEST_TIER)
-
-    def too_many(self, tiers: int) -> bool:
-        """Whether there are more tiers than what users feel can be planned for: of a stated cascade, some may not be used."""
-        most = tiers if self.max_tiers is None else self.max_tiers
-        return most > MOST_TIERS and (self.max_tiers is not None or self.has_rules)
-
     def chooses_form(self, tiers: int, *, predicted: bool) -> bool:
         """Whether a plan for a cascade of so many tiers looks for the best of its parts, too: by what users feel, for the
         least cost and where prompts can be routed; and where there are too many tiers to search them together. Rules are then
         added to what is best without them."""
-        if self.budget is GpuBudget.EXACT:
-            return False
-        by_users = (self.aim is Goal.COST or predicted) and self.latency is not Objective.LARGEST_TIER
-        return (tiers > MOST_TIERS and not self.has_rules) or (tiers > 1 and by_users)
-
-    @property
-    def latency(self) -> Objective:
-        """The objective; of options for a number of tiers."""
-        assert self.objective is not None
-        return self.objective
+        by_users = (self.aim is Goal.COST or predicted) and self.objective is not Objective.LARGEST_TIER
+        return tiers > MOST_TIERS or (tiers > 1 and by_users)
 
     @property
     def latency_words(self) -> str:
         """The latency that is meant: `p95 end-to-end latency`."""
-        return latency_words(self.latency, self.percentile)
+        return latency_words(self.objective, self.percentile)
 
     @property
     def least_requests(self) -> int:
@@ -112,6 +92,8 @@ class Options(PlanOptions):
             return
         if not 1 <= self.max_tiers <= tiers:
             raise invalid("max_tiers", f"must be from 1 to the number of candidates, {tiers}, not {self.max_tiers}")
+        if self.max_tiers > MOST_TIERS:
+            raise invalid("max_tiers", f"must be at most {MOST_TIERS}, the most tiers in a plan, not {self.max_tiers}")
         least = 1 if self.min_tiers is None else self.min_tiers
         if not 1 <= least <= self.max_tiers:
             raise invalid("min_tiers", f"must be from 1 to max_tiers, {self.max_tiers}, not {least}")

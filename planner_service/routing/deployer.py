@@ -13,7 +13,6 @@ from penstock.planner_service.deployment.allocation import (
     every_split,
     fewest_within,
     in_proportion,
-    shared_out,
 )
 from penstock.planner_service.deployment.saturation import Sustain, needed_per_s, saturated_per_s
 from penstock.planner_service.deployment.search import INFEASIBLE, LatencyTable, Strategy, gpu_counts
@@ -243,17 +242,6 @@ class Deployer:
 
     def _fewer(self, tables: Sequence[LatencyTable], counts: Sequence[int]) -> list[int | None]:
         return [table.next_fewer(count) if count else None for table, count in zip(tables, counts, strict=True)]
-
-    def spread(self, thresholds: Sequence[float]) -> Deployment | None:
-        """As deploy, but with all GPUs given to tiers that have requests (= N, not <= N)."""
-        _, tables = self._routed(thresholds)
-        counts = range(self.gpus + 1)
-        rows = [[t.latency_s(f) if t.least_gpus or not f else INFEASIBLE for f in counts] for t in tables]
-        solved = shared_out(rows, self.gpus)
-        if solved is None:
-            return None
-        strategies = [table.best(f) for table, f in zip(tables, solved[0], strict=True)]
-        return Deployment(solved[0], tuple(s for s in strategies if s is not None), solved[1])
 
     def felt_s(self, thresholds: Sequence[float], strategies: Sequence[Strategy], judge_s: float) -> Floats:
         """The objective's latency of each request (see felt.felt_s), as if it came to each tier when it arrives."""

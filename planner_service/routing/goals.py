@@ -1,7 +1,7 @@
 """The bi-level search: thresholds outside, deployment inside (CASCADIA, algorithm 1 and appendix C). No I/O.
 
-Latency here is that of the slowest tier (the paper's L); `routing.end_to_end` has what a user feels. Up to three tiers
-the routings are a grid (`routing.grid`), beyond it is a pattern search.
+Latency here is that of the slowest tier (the paper's L); `routing.end_to_end` has what a user feels. The routings are a
+grid (`routing.grid`).
 
 What tiers sustain is an estimate while a search runs. Where its solution does not sustain the rate, it is searched again,
 and each strategy of the tiers that are over is verified (`sustaining`).
@@ -17,24 +17,19 @@ import numpy as np
 
 from penstock.planner_service.routing.deployer import Deployer
 from penstock.planner_service.routing.grid import (
-    EPSILON,
     INFEASIBLE,
     MOST_EVALUATIONS,
-    MOST_TIERS,
     Grid,
     Point,
     Searched,
     first_within,
     search,
 )
-from penstock.planner_service.routing.pattern_search import pattern_search
-from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, chebyshev, route
+from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.planner_service.routing.solution import Proof, Solution, Unreachable, too_poor, too_slow
 from penstock.planner_service.simulator.workload import Floats
 
 MOST_TRIED = 100  # routings that a search for the highest rate tries at each
-PENALTY = 1e4  # of the whole spread of quality, in seconds: large enough that a plan that meets the target wins
-EXCESS_PENALTY = 1e9  # of the whole spread of latency, in points of quality: a ten-millionth of it undoes all quality
 
 _Args = ParamSpec("_Args")
 
@@ -77,8 +72,6 @@ def begin_of_least_latency(
         Unreachable: no routing reaches the quality, or none that does fits the GPUs and sustains the rate.
     """
     judged = judged or deployer.sample
-    if len(judged.tiers) > MOST_TIERS:
-        return _searched(deployer, min_quality, judged)
     grid, points = _able(judged, min_quality)
 
     def evaluate(point: Point, under: float) -> float:
@@ -135,8 +128,6 @@ def cheapest(
         Unreachable: no routing reaches the quality, or none that does is so fast on the deployer's GPUs.
     """
     judged = judged or deployer.sample
-    if len(judged.tiers) > MOST_TIERS:
-        return _searched_cheapest(deployer, min_quality, max_latency_s, judged)
     grid, points = _able(judged, min_quality)
     bounds = np.where(latency_bounds(deployer, grid) > max_latency_s, INFEASIBLE, deployer.least_cost)
 
@@ -170,8 +161,6 @@ def begin_within(
     Raises:
         Unreachable: none of MOST_TRIED routings does.
     """
-    if len(judged.tiers) > MOST_TIERS:
-        return _searched_cheapest(deployer, min_quality, max_latency_s, judged)
     grid, points = _able(judged, min_quality)
     bounds = latency_bounds(deployer, grid)
     able = [p for p in points if bounds[p] <= max_latency_s]
@@ -201,8 +190,6 @@ def most_quality(deployer: Deployer, max_latency_s: float, judged: JudgedSample 
         Unreachable: no routing is so fast.
     """
     judged = judged or deployer.sample
-    if len(judged.tiers) > MOST_TIERS:
-        return _searched_quality(deployer, max_latency_s, judged)
     grid = Grid(judged)
     bounds = latency_bounds(deployer, grid)
     points = [p for p in grid.at_least(-1.0) if bounds[p] <= max_latency_s]
@@ -304,58 +291,3 @@ def _lowest_too_slow(
                 at_least = middle + 1
         low[t] = known
     return tuple(low)
-
-
-def _searched(deployer: Deployer, min_quality: float, judged: JudgedSample) -> Solution:
-    """The paper's loop, by J, with a pattern search as its routing solver."""
-    _check_alone(judged, min_quality)
-
-    def score(thresholds: Sequence[float]) -> float:
-        missing = min_quality - route(judged, thresholds).quality
-        return chebyshev(deployer.latency_s(thresholds), missing, judged.best - judged.worst, PENALTY)
-
-    thresholds, _ = pattern_search(judged, score)
-    deployment, quality = deployer.deploy(thresholds), route(judged, thresholds).quality
-    if deployment is None or quality < min_quality - EPSILON:
-        raise no_deployment(deployer, f"no routing of quality {min_quality:g} was found that", quality)
-    return Solution(thresholds, quality, deployment, Proof.SEARCHED, None, deployer.evaluations)
-
-
-def _searched_cheapest(deployer: Deployer, min_quality: float, max_latency_s: float, judged: JudgedSample) -> Solution:
-    """GPUs penalised by what is missing in quality; routings that are too slow on all GPUs are worse than any."""
-    _check_alone(judged, min_quality)
-    spread = max(judged.best - judged.worst, EPSILON)
-
-    def score(thresholds: Sequence[float]) -> float:
-        missing = max(0.0, min_quality - route(judged, thresholds).quality) / spread
-        cost = deployer.cost_within(thresholds, max_latency_s)
-        return min(cost / deployer.most_cost, 2.0) * deployer.gpus + PENALTY * missing
-
-    thresholds, _ = pattern_search(judged, score)
-    deployment, quality = deployer.cheapest_within(thresholds, max_latency_s), route(judged, thresholds).quality
-    if deployment is None or quality < min_quality - EPSILON:
-        raise _too_slow(deployer, min_quality, max_latency_s, judged)
-    return Solution(thresholds, quality, deployment, Proof.SEARCHED, None, deployer.evaluations)
-
-
-def _searched_quality(deployer: Deployer, max_latency_s: float, judged: JudgedSample) -> Solution:
-    """The counterpart of _searched: latency is penalised, between that of the first tier alone and that of the last."""
-    ends = [deployer.latency_s([end] * (len(judged.tiers) - 1)) for end in (0.0, SKIPPED)]
-    least, most = min(ends), max((end for end in ends if end < INFEASIBLE), default=INFEASIBLE)
-
-    def score(thresholds: Sequence[float]) -> float:
-        over_s = deployer.latency_s(thresholds) - max_latency_s
-        return chebyshev(-route(judged, thresholds).quality, over_s, most - least, EXCESS_PENALTY)
-
-    thresholds, _ = pattern_search(judged, score)
-    deployment, quality = deployer.deploy(thresholds), route(judged, thresholds).quality
-    if deployment is None or deployment.latency_s > max_latency_s:
-        return _fastest_within(deployer, max_latency_s, judged)
-    gap = float(judged.quality.max(axis=1).mean()) - quality  # to the best answer to every prompt
-    return Solution(thresholds, quality, deployment, Proof.SEARCHED, gap, deployer.evaluations)
-
-
-def _check_alone(judged: JudgedSample, min_quality: float) -> None:
-    best = max(judged.most, float(judged.quality.mean(axis=0).max()))
-    if best < min_quality:
-        raise too_poor(f"no tier alone reaches quality {min_quality:g}: the best has {rounded_down(best)}", best)

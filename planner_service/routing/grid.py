@@ -65,7 +65,7 @@ class Grid:
     def moves(self, point: Point) -> list[Point]:
         """One threshold up or down by 1, 2, 4, ... levels or to either end; two against each other."""
         powers = range(max(self.shape, default=0).bit_length())
-        moves = set[Point]().union(*(moves_of(point, [1 << power] * len(point), self.shape) for power in powers))
+        moves = set[Point]().union(*(_moves_by(1 << power, point, self.shape) for power in powers))
         return sorted(moves - {point})
 
     def latency_bounds(self, sample: JudgedSample, alone_s: Floats, percentile: float) -> Floats:
@@ -174,14 +174,14 @@ def first_within(
     return next((point for point in itertools.islice(order, most) if evaluate(point)), None)
 
 
-def moves_of(point: Point, steps: Sequence[int], shape: Sequence[int]) -> set[Point]:
-    """One threshold up or down by its step; one up and another down, along the edge of the target; one to either end."""
+def _moves_by(step: int, point: Point, shape: Sequence[int]) -> set[Point]:
+    """One threshold up or down by a step; one up and another down, along the edge of the target; one to either end."""
     moves = {(*point[:t], end, *point[t + 1 :]) for t, n in enumerate(shape) for end in (0, n - 1, n - 2)}
     for t, u, sign in itertools.product(range(len(point)), range(len(point)), (-1, 1)):
         move = list(point)
-        move[t] += sign * steps[t]
+        move[t] += sign * step
         if u != t:
-            move[u] -= sign * steps[u]
+            move[u] -= sign * step
         moves.add(tuple(min(n - 1, max(0, i)) for i, n in zip(move, shape, strict=True)))
     return moves
 

@@ -117,10 +117,6 @@ class MixedDeployer(Deployer):
                 if slower is not None:
                     yield _with(deployment, {tier: slower})
 
-    def spread(self, thresholds: Sequence[float]) -> Deployment | None:
-        """None, as for `balanced`: to use all GPUs whatever they cost is a budget for one type."""
-        return None
-
     def _room(self, taken: Sequence[Room], tier: int) -> tuple[Room, int]:
         """(GPUs of each type that the other tiers leave to a tier, GPUs of all types that they leave)."""
         others = [sum(one[p] for t, one in enumerate(taken) if t != tier) for p in range(len(self.types.names))]

@@ -61,28 +61,6 @@ def answered_quality(sample: JudgedSample, thresholds: Sequence[float]) -> Float
     return np.asarray(sample.quality[np.arange(len(sample)), route(sample, thresholds).answered])
 
 
-def proportional(sample: JudgedSample) -> tuple[float, ...]:
-    """Thresholds with which tier i processes about 1/i of the prompts: where CASCADIA's loop starts."""
-    escalating, compared = np.ones(len(sample), np.bool_), sample.comparable
-    thresholds = []
-    for tier in range(len(sample.tiers) - 1):
-        levels = sample.levels(tier)
-        expected = len(sample) / (tier + 2)
-        counts = np.array([(escalating & (compared[:, tier] < level)).sum() for level in levels])
-        threshold = float(levels[int(np.abs(counts - expected).argmin())])
-        escalating = escalating & (compared[:, tier] < threshold)
-        thresholds.append(threshold)
-    return tuple(thresholds)
-
-
-def chebyshev(value: float, missing: float, spread: float, weight: float) -> float:
-    """J = value + weight * max(0, missing) / spread (CASCADIA): of a latency, with what is missing of the quality (section
-    3.3), or of a quality, with what the latency is over its budget (appendix C)."""
-    if missing <= 0.0:
-        return value
-    return value + weight * missing / (spread if spread > 0 else 1.0)
-
-
 def all_qualities(sample: JudgedSample) -> tuple[list[Floats], npt.NDArray[np.float64]]:
     """(levels of each tier but the last, mean quality at every combination of them): the whole grid, by sums.
 

@@ -12,7 +12,7 @@ all rules of the next tier are tried. So a rule may be taken that pays only toge
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -22,8 +22,7 @@ from penstock.planner_service.deployment.ranking import LEAST_SPARE
 from penstock.planner_service.question.planning_options import Goal, Options
 from penstock.planner_service.question.site import Demand
 from penstock.planner_service.routing.deployer import Deployer
-from penstock.planner_service.routing.grid import EPSILON, MOST_TIERS
-from penstock.planner_service.routing.pattern_search import pattern_search
+from penstock.planner_service.routing.grid import EPSILON
 from penstock.planner_service.routing.quality import JudgedSample, all_qualities, route
 from penstock.planner_service.simulator.felt import Measured, measured_at, percentile_s
 from penstock.planner_service.simulator.tier import alone_times
@@ -76,7 +75,7 @@ class RuleRanking:
         last = len(self._requests.tiers) - 1
 
         def costs(tier: int, *, streamed: bool) -> _TierCosts:
-            measured = measured_at(options.latency, streamed=streamed)
+            measured = measured_at(options.objective, streamed=streamed)
             return _TierCosts.of(self._requests, rows, tier, deployer, measured)
 
         self._tiers = [costs(tier, streamed=tier == last) for tier in range(last + 1)]
@@ -94,12 +93,12 @@ class RuleRanking:
         for of_tier in choices:
             for before, rule in itertools.product(best, of_tier):
                 if (both := joined(before, rule)) not in known:
-                    known[both] = self._estimate(both, known[before].thresholds)
+                    known[both] = self._estimate(both)
             best = sorted(known, key=lambda rules: known[rules].value)[:KEPT]
         return sorted(known.values(), key=lambda one: one.value)
 
-    def _estimate(self, rules: AcceptanceRules, begin: Thresholds = ()) -> RankedRules:
-        """The best thresholds under these rules, with their value. begin: where more than three tiers are searched from."""
+    def _estimate(self, rules: AcceptanceRules) -> RankedRules:
+        """The best thresholds under these rules, with their value."""
         judged, requests, options = self._judged.under(rules), self._requests.under(rules), self._options
         slack = 1.0 if options.aim is Goal.QUALITY else SLACK
         limit_s = math.inf if options.max_latency_s is None else options.max_latency_s * slack
@@ -109,9 +108,6 @@ class RuleRanking:
             seconds *= self._scale
             over = max(0.0, seconds - limit_s)
             return over * NONE_S + (gpu_s if options.aim in (Goal.COST, Goal.RATE) else seconds)
-
-        if len(judged.tiers) > MOST_TIERS:
-            return RankedRules(*_searched(judged, options, value, limit_s, begin), rules)
 
         def best(quality: float) -> tuple[float, Thresholds]:
             return min(((value(at), at) for at in lowest_thresholds(judged, quality)), default=(math.inf, ()))
@@ -144,14 +140,14 @@ class RuleRanking:
         mean_s = np.sum([guess.seconds[cuts[:, i]] * guess.share for i, guess in enumerate(guesses)], axis=0)
         chosen = cuts[int(mean_s.argmin())]
         total_s, slowest_s = np.zeros(len(requests)), 0.0
-        is_pace = self._options.latency is Objective.PACE
+        is_pace = self._options.objective is Objective.PACE
         felt_at = requests.delivered(processed) if is_pace else None
         for tier, guess, units in zip(used, guesses, chosen.tolist(), strict=True):
             each_s = costs[tier].alone_s[guess.kinds[units]] * guess.slowdown[units]
             slowest_s = max(slowest_s, percentile_s(each_s[processed[tier]], self._options.percentile))
             total_s += np.where(processed[tier] if felt_at is None else felt_at == tier, each_s, 0.0)
         gpu_s = sum(guess.gpu_s for guess in guesses)
-        if self._options.latency is Objective.LARGEST_TIER:
+        if self._options.objective is Objective.LARGEST_TIER:
             return slowest_s, gpu_s
         if not is_pace:
             total_s += requests.judged_s(processed, self._judge_s).sum(axis=0)
@@ -245,24 +241,6 @@ def lowest_thresholds(judged: JudgedSample, quality: float) -> list[Thresholds]:
             points.append((int(able[:-1, -1].argmax()), last[1]))
         points += [last] if able[last] else []
     return [tuple(float(level[i]) for level, i in zip(levels, point, strict=True)) for point in points]
-
-
-def _searched(
-    judged: JudgedSample, options: Options, value: Callable[[Thresholds], float], limit_s: float, begin: Thresholds
-) -> tuple[float, Thresholds]:
-    """(value, thresholds), the best that one search finds: beyond three tiers."""
-    least = options.min_quality or 0.0
-
-    def score(thresholds: Sequence[float]) -> float:
-        quality = route(judged, thresholds).quality
-        missing, seconds = least - quality, value(tuple(thresholds))
-        if missing > EPSILON:
-            return NONE_S * (1 + missing)
-        return -quality if options.aim is Goal.QUALITY and seconds <= limit_s else seconds
-
-    thresholds, least_score = pattern_search(judged, score, begin)
-    reached = route(judged, thresholds).quality >= least - EPSILON
-    return (least_score if reached else math.inf), thresholds
 
 
 def _evenly(count: int, most: int) -> Ints:

@@ -19,7 +19,7 @@ class MeshReplan(BaseModel):
     question: str = ""
     """Question file of `penstock plan`: hardware, models with the same tiers as this file, the pattern of arrivals, which is
     scaled to the measured rate, judged prompts, which supply the values that sampled requests lack, and targets. Rules, such
-    as `skip`, stay as the plan in force has them."""
+    as `skip`, stay as the plan in force has them; a plan with rules is made again for up to three tiers."""
     window_s: float = Field(default=300.0, gt=0)
     """Length of the windows in which requests are sampled and compared."""
     sample: int = Field(default=50, ge=1)

@@ -22,7 +22,7 @@ from penstock.planner_service.planning.cascade_plan import CascadePlan, LeftOut
 from penstock.planner_service.planning.plan_cascade import chosen_of
 from penstock.planner_service.planning.verdict import verdict
 from penstock.planner_service.question.demand import draw_demand
-from penstock.planner_service.question.planning_options import Goal, GpuBudget, Options
+from penstock.planner_service.question.planning_options import Goal, Options
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.routing import grid
 from penstock.planner_service.routing.quality import JudgedSample, route
@@ -31,6 +31,7 @@ from penstock.planner_service.simulator import Dispatch, Workload
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ClusterSpec
 from penstock.types.planning import Objective
+from penstock.types.rules import AcceptanceRules
 from tests.conftest import ROOT
 from tests.support.cli import penstock
 from tests.support.inputs import read_site
@@ -354,7 +355,9 @@ def test_targets_that_no_cascade_meets_say_which_binds_and_the_nearest() -> None
         ({"max_tiers": 2, "min_tiers": 0}, "min_tiers", "must be at least 1, not 0"),
         ({"max_tiers": 2, "min_tiers": 3}, "min_tiers", "from 1 to max_tiers, 2, not 3"),
         ({"max_tiers": None, "min_tiers": 1}, "min_tiers", "goes with max_tiers"),
-        ({"max_tiers": 4, "objective": Objective.END_TO_END}, "objective", "up to 3 tiers"),
+        ({"max_tiers": 4}, "max_tiers", "must be at most 3, the most tiers in a plan, not 4"),
+        ({"max_tiers": None, "long_answers": True}, "rules", "go with up to 3 tiers"),
+        ({"max_tiers": None, "best_answer": True, "goal": Goal.RATE, "max_latency_s": 9.0}, "rules", "up to 3 tiers"),
     ],
 )
 def test_unsound_numbers_of_tiers_are_refused(options: dict[str, Any], field: str, problem: str) -> None:
@@ -364,12 +367,19 @@ def test_unsound_numbers_of_tiers_are_refused(options: dict[str, Any], field: st
     assert refused.value.problems[0].field == field
 
 
+def test_more_than_three_tiers_are_not_planned_again_under_rules() -> None:
+    site, demand = pool(0)
+    with pytest.raises(InvalidRequest, match="go with up to 3 tiers") as refused:
+        plan_cascade(site, demand.under(AcceptanceRules(best_answer=True)), min_quality=50)
+    assert refused.value.problems[0].field == "rules"
+
+
 def test_too_many_cascades_are_refused_at_once() -> None:
     """The number of cascades is checked before any of them is looked at, however large a request makes it."""
-    for tiers, most in ((40, 20), (100_000, 50_000)):
+    for tiers in (40, 100_000):
         with pytest.raises(InvalidRequest, match="more than 1000 cascades"):
-            plain_options(min_quality=50, max_tiers=most).check(tiers)
-    plain_options(min_quality=50, max_tiers=40, min_tiers=39).check(40)
+            plain_options(min_quality=50, max_tiers=3).check(tiers)
+    plain_options(min_quality=50, max_tiers=1).check(1000)
 
 
 def small_files(folder: Path, tiers: list[dict[str, Any]], **more: Any) -> Site:
@@ -465,8 +475,6 @@ def test_prices_decide_between_gpus_and_an_api(tmp_path: Path) -> None:
         runner_up = present(present(plan.choice).runner_up)
         assert present(plan.dollars_per_hour) <= present(runner_up.cost.dollars_per_hour)
         assert (chosen_of(plan, site, demand_at(4.0, 3))[0].remotes != ()) is api
-        with pytest.raises(InvalidRequest, match="exact is for a cluster of one type"):
-            planned(site, demand_at(4.0, 3), min_quality=84, budget=GpuBudget.EXACT)
 
 
 def test_several_types_of_gpu_are_chosen_with_the_cascade(tmp_path: Path) -> None:
@@ -487,7 +495,7 @@ def test_several_types_of_gpu_are_chosen_with_the_cascade(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_skip_rule_guarantee_and_exact_budget_go_with_the_choice(tmp_path: Path) -> None:
+def test_skip_rule_and_guarantee_go_with_the_choice(tmp_path: Path) -> None:
     """Each holds for the chosen cascade: its limits, its guarantee at the confidence that was asked for."""
     site, demand = small_files(tmp_path, QWEN[:3]), demand_at(6.0, 3)
     skipping = planned(site, demand, min_quality=80, max_tiers=2, min_tiers=2, skip=True)
@@ -500,8 +508,6 @@ def test_skip_rule_guarantee_and_exact_budget_go_with_the_choice(tmp_path: Path)
     planned(site, demand, min_quality=most, max_tiers=2)
     with pytest.raises(Unreachable, match="on new prompts, with a confidence of 90%"):
         planned(site, demand, min_quality=most, max_tiers=2, confidence=0.9)
-    whole = planned(site, demand, min_quality=85, max_tiers=2, budget=GpuBudget.EXACT)
-    assert whole.gpus == 4
 
 
 CANDIDATES = ("--cluster", EXAMPLES / "cluster-1x8-h100.yaml", "--models", EXAMPLES / "qwen2.5-candidates.yaml",

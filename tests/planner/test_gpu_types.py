@@ -15,7 +15,6 @@ from penstock.planner_service.deployment import mixed
 from penstock.planner_service.deployment.mixed import GpuTypes
 from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.files.site import site_of as question_site
-from penstock.planner_service.question.planning_options import GpuBudget
 from penstock.planner_service.question.site import Demand, Site, replica_kinds
 from penstock.planner_service.routing.goals import cheapest, least_latency
 from penstock.planner_service.routing.mixed_deployer import TOLERANCE, MixedDeployer
@@ -244,8 +243,6 @@ def test_a_plan_of_two_types_is_within_the_latency_and_costs_what_it_says(tmp_pa
     dear = plan_cascade(spot, demand, objective=Objective.END_TO_END, **targets)
     assert {replica.shape.gpu for tier in dear.tiers for replica, _ in tier.strategy.replicas} == {"h100"}
     assert "h100-spot" in {shape.gpu for shape, _ in parts}
-    with pytest.raises(InvalidRequest, match="exact is for a cluster of one type"):
-        plan_cascade(site, demand, min_quality=75.0, budget=GpuBudget.EXACT)
 
 
 def test_types_of_gpu_come_by_rpc_as_in_files(tmp_path: Path) -> None:

@@ -15,12 +15,12 @@ from penstock.planner_service.question.exclusions import (
     AT_ONCE,
     DRAFTED,
     GRADED,
+    IN_FORCE,
     REMOTE,
     SLOS,
     SWEEP,
     TABLE,
     TOO_MANY,
-    TYPES,
     UNPREDICTED,
     Exclusion,
 )
@@ -38,7 +38,6 @@ from penstock.types.planning import (
     Drafter,
     Goal,
     Gpu,
-    GpuBudget,
     GpuType,
     JudgedPrompt,
     JudgedPrompts,
@@ -148,7 +147,6 @@ def is_unjudged(planned: plans.Planned) -> bool:
     return len(planned.plan.tiers) == 1 or planned.plan.is_routed
 
 
-LEAST = {"goal": Goal.LATENCY, "objective": Objective.LARGEST_TIER}
 OPTIONS = (
     *(_best(goal) for goal in Goal),
     *(_meant(objective) for objective in Objective),
@@ -156,7 +154,6 @@ OPTIONS = (
     Option("max_utilisation", {"max_utilisation": 0.5}, lambda p: max(p.plan.utilisation) <= 0.5 + 1e-9),
     Option("allow_overload", {"allow_overload": True}),
     Option("gpus", {"gpus": 3}, lambda p: p.plan.gpus <= 3),
-    Option("budget: exact", {"budget": GpuBudget.EXACT}, lambda p: p.plan.gpus == (p.options.gpus or GPUS), LEAST),
     Option("confidence", {"confidence": 0.6}, lambda p: p.plan.promise and p.plan.promise.confidence == 0.6),
     Option("dispatch", {"dispatch": Dispatch.ROUND_ROBIN}, lambda p: p.plan.dispatch is Dispatch.ROUND_ROBIN),
     Option("requests", {"requests": 30}, lambda p: p.plan.requests == 30),
@@ -168,7 +165,7 @@ OPTIONS = (
     Option("ignore_cached", {"ignore_cached": True}, lambda p: p.plan.cached_share == 0),
     Option("max_tiers", {"max_tiers": 1}, lambda p: sum(tier.strategy.used for tier in p.plan.tiers) == 1),
     Option("min_tiers", {"max_tiers": 2, "min_tiers": 2}, lambda p: len(p.plan.tiers) == 2),
-    Option("candidates", {"tiers": 4, "max_tiers": 4}, lambda p: p.plan.choice and p.plan.choice.cascades in (15, 25)),
+    Option("candidates", {"tiers": 4, "max_tiers": 3}, lambda p: p.plan.choice and p.plan.choice.cascades in (14, 24)),
     _ruled("rules.skip", skip=True),
     _ruled("rules.long_answers", long_answers=True),
     _ruled("rules.best_answer", best_answer=True),
@@ -264,7 +261,7 @@ def test_names_of_the_table_are_those_of_questions() -> None:
     """Else a row would refuse nothing."""
     fields = {one.name for one in dataclasses.fields(PlanOptions)} - {"rules"}
     fields |= {f"rules.{one.name}" for one in dataclasses.fields(RuleOptions)}
-    facts = {REMOTE, GRADED, TYPES, SLOS, DRAFTED, AT_ONCE, UNPREDICTED, TOO_MANY, SWEEP}
+    facts = {REMOTE, GRADED, SLOS, DRAFTED, IN_FORCE, AT_ONCE, UNPREDICTED, TOO_MANY, SWEEP}
     for row in TABLE:
         for name in (*row.these, *row.those):
             known = name.partition(": ")[0]

@@ -204,7 +204,7 @@ def test_plan_files_come_back_as_they_went() -> None:
     assert to_message(plan_from_json(content, "plan"), pb.CascadePlan) == sent
     for name in ("best_answer", "cached_share", "user_latency_s"):
         del content[name]
-    old = plan_from_json(content, "plan")
+    old = plan_from_json(content | {"budget": "exact"}, "plan")
     assert (old.best_answer, old.user_latency_s) == (False, None)
     for name, value in (("thresholds", [5]), ("best_answer", "yes"), ("tiers", 5)):
         with pytest.raises((FileError, KeyError, TypeError)):

@@ -17,7 +17,6 @@ from penstock.planner_service.codecs.plan_file import read_plan
 from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.manifests.render import mesh_file, planned_tiers
 from penstock.planner_service.planning.verdict import verdict
-from penstock.planner_service.question.planning_options import GpuBudget
 from penstock.planner_service.question.site import Demand, Site, replica_kinds
 from penstock.planner_service.replay.slo_classes import WorkloadClass
 from penstock.planner_service.replay.slo_simulation import simulate_slos
@@ -221,8 +220,6 @@ def test_tokens_need_prices_of_gpus(tmp_path: Path) -> None:
 
 def test_what_does_not_go_with_an_api_is_refused(tmp_path: Path) -> None:
     site, demand = site_of(tmp_path), demand_at(5.0, 40)
-    with pytest.raises(InvalidRequest, match="budget: exact is for"):
-        plan_cascade(site, demand, min_quality=76.0, budget=GpuBudget.EXACT)
     strategies = [Strategy((), 0.0), Strategy((), 0.0, site.remote_of(1))]
     with pytest.raises(InvalidRequest, match="remote: tiers are not simulated with SLOs"):
         simulate_slos(site, demand, (101.0,), strategies, [WorkloadClass("chat", 2.0, 0.1, 1.0)], 1)

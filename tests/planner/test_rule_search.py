@@ -78,7 +78,7 @@ def test_all_rules_together_simulate_at_most_four_times_as_much(simulated: Count
     simulated.clear()
     plan = plan_cascade(site, demand, options, skip=True, long_answers=True, best_answer=True)
     assert simulated.total() <= max(4 * alone, 1.1 * LEAST_SIMULATIONS)
-    if options.aim is Goal.COST and options.latency is not Objective.LARGEST_TIER:
+    if options.aim is Goal.COST and options.objective is not Objective.LARGEST_TIER:
         assert plan.simulations <= simulated["tiers"]  # forms without a plan are not counted
         assert plan.choice is not None
     else:

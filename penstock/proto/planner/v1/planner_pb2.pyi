@@ -119,28 +119,6 @@ GOAL_RATE: Goal.ValueType  # 4
 """The highest rate on these GPUs; needs max_latency_s."""
 Global___Goal: _TypeAlias = Goal  # noqa: Y015
 
-class _GpuBudget:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _GpuBudgetEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GpuBudget.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    GPU_BUDGET_UNSPECIFIED: _GpuBudget.ValueType  # 0
-    GPU_BUDGET_AT_MOST: _GpuBudget.ValueType  # 1
-    """As many as improve the objective."""
-    GPU_BUDGET_EXACT: _GpuBudget.ValueType  # 2
-    """All; only with OBJECTIVE_LARGEST_TIER."""
-
-class GpuBudget(_GpuBudget, metaclass=_GpuBudgetEnumTypeWrapper):
-    """How many of the GPUs a plan uses."""
-
-GPU_BUDGET_UNSPECIFIED: GpuBudget.ValueType  # 0
-GPU_BUDGET_AT_MOST: GpuBudget.ValueType  # 1
-"""As many as improve the objective."""
-GPU_BUDGET_EXACT: GpuBudget.ValueType  # 2
-"""All; only with OBJECTIVE_LARGEST_TIER."""
-Global___GpuBudget: _TypeAlias = GpuBudget  # noqa: Y015
-
 class _Dispatch:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -665,7 +643,6 @@ class PlanningQuestion(_message.Message):
     MAX_UTILISATION_FIELD_NUMBER: _builtins.int
     ALLOW_OVERLOAD_FIELD_NUMBER: _builtins.int
     GPUS_FIELD_NUMBER: _builtins.int
-    BUDGET_FIELD_NUMBER: _builtins.int
     CONFIDENCE_FIELD_NUMBER: _builtins.int
     DISPATCH_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
@@ -685,7 +662,7 @@ class PlanningQuestion(_message.Message):
     goal: Global___Goal.ValueType
     """[cost with min_quality, quality without; latency with min_quality alone and allow_overload or the objective largest tier]"""
     objective: Global___Objective.ValueType
-    """[end to end; with more than three tiers or an exact budget: of the largest tier]"""
+    """[end to end]"""
     percentile: _builtins.float
     """50 to less than 100. [95]"""
     max_utilisation: _builtins.float
@@ -694,8 +671,6 @@ class PlanningQuestion(_message.Message):
     """Plan although no plan sustains the rate: for a burst."""
     gpus: _builtins.int
     """Number of GPUs of the cluster. [all]"""
-    budget: Global___GpuBudget.ValueType
-    """[at most]"""
     confidence: _builtins.float
     """With this probability, 0.5 to less than 1, min_quality holds for as many new prompts as were judged. [0.9]"""
     dispatch: Global___Dispatch.ValueType
@@ -715,7 +690,7 @@ class PlanningQuestion(_message.Message):
     ignore_cached: _builtins.bool
     """Compute all prompts whole, whatever the trace has cached."""
     max_tiers: _builtins.int
-    """The tiers are candidates: of which a cascade has so many at most, in their order. The best plan over all such cascades is
+    """The tiers are candidates: of which a cascade has so many at most, up to three, in their order. The best plan over all such cascades is
     the result. [a cascade has all tiers]
     """
     min_tiers: _builtins.int
@@ -749,7 +724,6 @@ class PlanningQuestion(_message.Message):
         max_utilisation: _builtins.float | None = ...,
         allow_overload: _builtins.bool = ...,
         gpus: _builtins.int | None = ...,
-        budget: Global___GpuBudget.ValueType = ...,
         confidence: _builtins.float | None = ...,
         dispatch: Global___Dispatch.ValueType = ...,
         requests: _builtins.int | None = ...,
@@ -764,7 +738,7 @@ class PlanningQuestion(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "_percentile", b"_percentile", "_rate", b"_rate", "_requests", b"_requests", "_runs", b"_runs", "_seed", b"_seed", "cluster", b"cluster", "confidence", b"confidence", "gpus", b"gpus", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "models", b"models", "percentile", b"percentile", "quality", b"quality", "rate", b"rate", "requests", b"requests", "rules", b"rules", "runs", b"runs", "seed", b"seed", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "_percentile", b"_percentile", "_rate", b"_rate", "_requests", b"_requests", "_runs", b"_runs", "_seed", b"_seed", "allow_overload", b"allow_overload", "budget", b"budget", "cluster", b"cluster", "confidence", b"confidence", "dispatch", b"dispatch", "goal", b"goal", "gpus", b"gpus", "ignore_cached", b"ignore_cached", "lengths", b"lengths", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "models", b"models", "objective", b"objective", "percentile", b"percentile", "quality", b"quality", "rate", b"rate", "requests", b"requests", "rules", b"rules", "runs", b"runs", "seed", b"seed", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "_percentile", b"_percentile", "_rate", b"_rate", "_requests", b"_requests", "_runs", b"_runs", "_seed", b"_seed", "allow_overload", b"allow_overload", "cluster", b"cluster", "confidence", b"confidence", "dispatch", b"dispatch", "goal", b"goal", "gpus", b"gpus", "ignore_cached", b"ignore_cached", "lengths", b"lengths", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "models", b"models", "objective", b"objective", "percentile", b"percentile", "quality", b"quality", "rate", b"rate", "requests", b"requests", "rules", b"rules", "runs", b"runs", "seed", b"seed", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__confidence: _TypeAlias = _typing.Literal["confidence"]  # noqa: Y015
     _WhichOneofArgType__confidence: _TypeAlias = _typing.Literal["_confidence", b"_confidence"]  # noqa: Y015
@@ -1806,7 +1780,6 @@ class CascadePlan(_message.Message):
     OBJECTIVE_FIELD_NUMBER: _builtins.int
     GOAL_FIELD_NUMBER: _builtins.int
     DISPATCH_FIELD_NUMBER: _builtins.int
-    BUDGET_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
     WORKLOAD_DIGEST_FIELD_NUMBER: _builtins.int
     BEST_ANSWER_FIELD_NUMBER: _builtins.int
@@ -1843,7 +1816,6 @@ class CascadePlan(_message.Message):
     objective: Global___Objective.ValueType
     goal: Global___Goal.ValueType
     dispatch: Global___Dispatch.ValueType
-    budget: Global___GpuBudget.ValueType
     target: _builtins.str
     """In words."""
     workload_digest: _builtins.str
@@ -1931,7 +1903,6 @@ class CascadePlan(_message.Message):
         objective: Global___Objective.ValueType = ...,
         goal: Global___Goal.ValueType = ...,
         dispatch: Global___Dispatch.ValueType = ...,
-        budget: Global___GpuBudget.ValueType = ...,
         target: _builtins.str = ...,
         workload_digest: _builtins.str = ...,
         best_answer: _builtins.bool = ...,
@@ -1964,7 +1935,7 @@ class CascadePlan(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate", b"_breaks_at_rate", "_rate_per_s", b"_rate_per_s", "alone", b"alone", "breaks_at_rate", b"breaks_at_rate", "candidates", b"candidates", "cost", b"cost", "end_to_end_p95_interval_s", b"end_to_end_p95_interval_s", "grading", b"grading", "horizon", b"horizon", "largest_alone", b"largest_alone", "latency", b"latency", "latency_p95_interval_s", b"latency_p95_interval_s", "load", b"load", "next_step", b"next_step", "optimality", b"optimality", "promise", b"promise", "rate_per_s", b"rate_per_s", "user_latency_s", b"user_latency_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate", b"_breaks_at_rate", "_rate_per_s", b"_rate_per_s", "alone", b"alone", "best_answer", b"best_answer", "binds", b"binds", "breaks_at_rate", b"breaks_at_rate", "budget", b"budget", "cached_share", b"cached_share", "candidates", b"candidates", "cluster", b"cluster", "cost", b"cost", "dispatch", b"dispatch", "end_to_end_p95_interval_s", b"end_to_end_p95_interval_s", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "feasible", b"feasible", "goal", b"goal", "grading", b"grading", "horizon", b"horizon", "infeasible", b"infeasible", "largest_alone", b"largest_alone", "latency", b"latency", "latency_p95_interval_s", b"latency_p95_interval_s", "latency_p95_s", b"latency_p95_s", "load", b"load", "next_step", b"next_step", "objective", b"objective", "optimality", b"optimality", "promise", b"promise", "quality", b"quality", "rate_per_s", b"rate_per_s", "seconds", b"seconds", "simulations", b"simulations", "slo", b"slo", "target", b"target", "tiers", b"tiers", "user_latency_s", b"user_latency_s", "verdict", b"verdict", "workload_digest", b"workload_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_breaks_at_rate", b"_breaks_at_rate", "_rate_per_s", b"_rate_per_s", "alone", b"alone", "best_answer", b"best_answer", "binds", b"binds", "breaks_at_rate", b"breaks_at_rate", "cached_share", b"cached_share", "candidates", b"candidates", "cluster", b"cluster", "cost", b"cost", "dispatch", b"dispatch", "end_to_end_p95_interval_s", b"end_to_end_p95_interval_s", "end_to_end_p95_s", b"end_to_end_p95_s", "evaluations", b"evaluations", "feasible", b"feasible", "goal", b"goal", "grading", b"grading", "horizon", b"horizon", "infeasible", b"infeasible", "largest_alone", b"largest_alone", "latency", b"latency", "latency_p95_interval_s", b"latency_p95_interval_s", "latency_p95_s", b"latency_p95_s", "load", b"load", "next_step", b"next_step", "objective", b"objective", "optimality", b"optimality", "promise", b"promise", "quality", b"quality", "rate_per_s", b"rate_per_s", "seconds", b"seconds", "simulations", b"simulations", "slo", b"slo", "target", b"target", "tiers", b"tiers", "user_latency_s", b"user_latency_s", "verdict", b"verdict", "workload_digest", b"workload_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__breaks_at_rate: _TypeAlias = _typing.Literal["breaks_at_rate"]  # noqa: Y015
     _WhichOneofArgType__breaks_at_rate: _TypeAlias = _typing.Literal["_breaks_at_rate", b"_breaks_at_rate"]  # noqa: Y015
