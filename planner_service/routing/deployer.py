@@ -142,11 +142,6 @@ class Deployer:
         """What no deployment of requests costs less than; see `cost`."""
         return 1.0
 
-    @property
-    def most_cost(self) -> float:
-        """What all GPUs cost."""
-        return float(self.gpus)
-
     def gpu_s(self, thresholds: Sequence[float]) -> float:
         """GPU seconds that all requests take, of each tier on the kind that takes the fewest: of equal costs the less is the
         better, as GPUs that are less busy carry more."""

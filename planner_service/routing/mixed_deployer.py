@@ -9,8 +9,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Unpack
 
-import numpy as np
-
 from penstock.planner_service.deployment.mixed import GpuTypes, MixedTable, Room
 from penstock.planner_service.deployment.remote import RemoteTable
 from penstock.planner_service.deployment.search import INFEASIBLE, LatencyTable, Strategy
@@ -57,18 +55,6 @@ class MixedDeployer(Deployer):
     @property
     def least_cost(self) -> float:
         return 0.0 if any(self._remotes) else min(self.types.cost)
-
-    @property
-    def most_cost(self) -> float:
-        """What all GPUs cost, and all requests at every remote tier."""
-        everyone, nobody = np.ones(len(self.sample), np.bool_), np.zeros((0, len(self.sample)), np.bool_)
-        tables = [
-            self._table(tier, everyone, nobody, Measured.LATENCY)
-            for tier, remote in enumerate(self._remotes)
-            if remote is not None
-        ]
-        tokens = sum(table.strategy.remote_dollars_per_hour for table in tables if isinstance(table, RemoteTable))
-        return self.types.price(self.types.gpus) + tokens
 
     def cost(self, deployment: Deployment) -> float:
         strategies = deployment.strategies
