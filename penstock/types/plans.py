@@ -143,9 +143,8 @@ class StagesVerdict:
 
 @dataclass(frozen=True, slots=True)
 class StageLayout:
-    """Stages and their total QoE (lower is better), compared with one stage and with one instance per stage.
+    """Stages and their total QoE (lower is better), compared with one stage.
 
-    chain_quality: of one instance per stage; None if there are more instances than ranges.
     gap: relative distance to the least quality. plan: the published plan, if it was published.
     verdict: None where nothing was replayed. qoe: the model by which the stages were planned.
     """
@@ -153,7 +152,6 @@ class StageLayout:
     stages: tuple[Stage, ...]
     quality: float
     one_stage_quality: float
-    chain_quality: float | None
     gap: float
     elapsed_seconds: float
     plan: Plan | None = None

@@ -143,8 +143,6 @@ def stages(payload: bytes, emit: Emit) -> None:
         response.verdict.CopyFrom(stages_codec.verdict_to_proto(planned.verdict))
     response.stages.extend([to_message(stage, pb.Stage) for stage in result.layout.stages])
     response.quality, response.one_stage_quality = result.quality, result.one_stage_quality
-    if result.chain_quality is not None:
-        response.chain_quality = result.chain_quality
     response.gap = result.gap
     response.elapsed_seconds = time.monotonic() - began
     emit(response)

@@ -64,18 +64,3 @@ def partition(quality: F, crossing: F, best: F, from_instances: N, from_cut: N) 
             best[e, b] = least
             from_instances[e, b] = at_e
             from_cut[e, b] = at_b
-
-
-@compiled()
-def chain(quality: F, crossing: F, best: F, from_cut: N) -> None:
-    """The recurrence with one instance per stage, so s = e: best, from_cut (E + 1, C) out."""
-    instances, cuts = best.shape[0] - 1, best.shape[1]
-    best[:] = np.inf
-    best[0, 0] = 0.0
-    for e in range(1, instances + 1):
-        for b in range(e, cuts):
-            for a in range(e - 1, b):
-                value = best[e - 1, a] + quality[a, b, 1] + crossing[a]
-                if value < best[e, b]:
-                    best[e, b] = value
-                    from_cut[e, b] = a

@@ -25,16 +25,12 @@ CUTS_PER_DOUBLING = 2
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """A layout and its total QoE, and those of one stage and of one instance per stage; the less the better.
-
-    chain_quality: None where there are more instances than ranges between cut points. gap: how far quality lies above the
-    least one, relative.
-    """
+    """A layout and its total QoE, and that of one stage; the less the better. gap: how far quality lies above the least one,
+    relative."""
 
     layout: StageLayout
     quality: float
     one_stage_quality: float
-    chain_quality: float | None
     gap: float = 0.0
 
 
@@ -76,19 +72,6 @@ class Problem:
             e, b = int(before[e, b]), int(cut[e, b])
         return parts[::-1]
 
-    def chain(self) -> list[Part] | None:
-        """The best layout with one instance per stage; None where there are fewer ranges than instances."""
-        shape = (self.instances + 1, len(self.cut_points))
-        if self.instances >= len(self.cut_points):
-            return None
-        best, cut = np.empty(shape), np.zeros(shape, np.int64)
-        kernel.chain(self.quality, self.crossing, best, cut)
-        parts, b = list[Part](), len(self.cut_points) - 1
-        for e in range(self.instances, 0, -1):
-            parts.append((int(cut[e, b]), b, 1))
-            b = int(cut[e, b])
-        return parts[::-1]
-
     def layout(self, parts: list[Part]) -> StageLayout:
         points = self.cut_points
         return StageLayout(tuple(Stage(int(points[a]), int(points[b]), k) for a, b, k in parts))
@@ -110,12 +93,11 @@ def plan_stages(sample: LengthSample, qoe: QoeModel, instances: int, max_tokens:
         InvalidRequest: no instance, or a sequence that does not fit max_tokens.
     """
     problem = Problem(sample, qoe, instances, moves, exponential_cuts(max_tokens))
-    parts, chain = problem.exact(), problem.chain()
+    parts = problem.exact()
     return StagePlan(
         problem.layout(parts),
         problem.total(parts),
         problem.total([(0, len(problem.cut_points) - 1, instances)]),
-        None if chain is None else problem.total(chain),
     )
 
 

@@ -82,12 +82,6 @@ def test_the_partition_equals_brute_force() -> None:
         assert problem.total(found) == pytest.approx(best, rel=1e-9), case
         assert quality(list(problem.layout(found).stages), sample, qoe, move) == pytest.approx(best, rel=1e-9), case
         assert problem.layout(found).instances == instances
-        chain = problem.chain()
-        chains = [x for x in every_layout(instances, points.tolist()) if len(x) == instances]
-        assert (chain is None) == (not chains)
-        if chain is not None:
-            least = min(quality(x, sample, qoe, move) for x in chains)
-            assert problem.total(chain) == pytest.approx(least, rel=1e-9), case
 
 
 def test_a_plan_says_what_it_is_held_against() -> None:
@@ -95,12 +89,10 @@ def test_a_plan_says_what_it_is_held_against() -> None:
     sample = random_sample(rng, 400)
     exact = plan_stages(sample, QOE, 4, 2048, MOVE)
     assert exact.gap == 0
-    assert exact.chain_quality is not None
-    assert exact.quality <= min(exact.one_stage_quality, exact.chain_quality)
+    assert exact.quality <= exact.one_stage_quality
     kept = with_layout(exact, None, sample, QOE, MOVE)
     assert len(kept.layout.stages) == 1
     assert kept.gap == pytest.approx(kept.one_stage_quality / exact.quality - 1)
-    assert plan_stages(sample, QOE, 400, 2048, MOVE).chain_quality is None
     with pytest.raises(InvalidRequest, match="max_tokens"):
         plan_stages(sample, QOE, 4, int(sample.tokens[-1]), MOVE)
     with pytest.raises(InvalidRequest, match="instances"):
@@ -218,7 +210,6 @@ def test_stages_from_the_command_line(tmp_path: Path) -> None:
         "stages",
         "quality",
         "one_stage_quality",
-        "chain_quality",
         "method",
         "gap",
         "seconds",

@@ -3285,18 +3285,16 @@ class PlanStagesResponse(_message.Message):
     STAGES_FIELD_NUMBER: _builtins.int
     QUALITY_FIELD_NUMBER: _builtins.int
     ONE_STAGE_QUALITY_FIELD_NUMBER: _builtins.int
-    CHAIN_QUALITY_FIELD_NUMBER: _builtins.int
     GAP_FIELD_NUMBER: _builtins.int
     ELAPSED_SECONDS_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
     QOE_FIELD_NUMBER: _builtins.int
     quality: _builtins.float
-    """Total QoE of the layout, of all instances in one stage, and of one instance per stage (unset if there are more
-    instances than cut points): seconds per output token, summed over the sequences; lower is better.
+    """Total QoE of the layout, and of all instances in one stage: seconds per output token, summed over the sequences; lower
+    is better.
     """
     one_stage_quality: _builtins.float
-    chain_quality: _builtins.float
     gap: _builtins.float
     """Relative distance of the quality to the least one."""
     elapsed_seconds: _builtins.float
@@ -3320,20 +3318,17 @@ class PlanStagesResponse(_message.Message):
         stages: _abc.Iterable[Global___Stage] | None = ...,
         quality: _builtins.float = ...,
         one_stage_quality: _builtins.float = ...,
-        chain_quality: _builtins.float | None = ...,
         gap: _builtins.float = ...,
         elapsed_seconds: _builtins.float = ...,
         plan: Global___Plan | None = ...,
         verdict: Global___StagesVerdict | None = ...,
         qoe: Global___QoeModel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_chain_quality", b"_chain_quality", "chain_quality", b"chain_quality", "plan", b"plan", "qoe", b"qoe", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "qoe", b"qoe", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chain_quality", b"_chain_quality", "chain_quality", b"chain_quality", "elapsed_seconds", b"elapsed_seconds", "gap", b"gap", "one_stage_quality", b"one_stage_quality", "plan", b"plan", "qoe", b"qoe", "quality", b"quality", "stages", b"stages", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["elapsed_seconds", b"elapsed_seconds", "gap", b"gap", "one_stage_quality", b"one_stage_quality", "plan", b"plan", "qoe", b"qoe", "quality", b"quality", "stages", b"stages", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__chain_quality: _TypeAlias = _typing.Literal["chain_quality"]  # noqa: Y015
-    _WhichOneofArgType__chain_quality: _TypeAlias = _typing.Literal["_chain_quality", b"_chain_quality"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__chain_quality) -> _WhichOneofReturnType__chain_quality | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PlanStagesResponse: _TypeAlias = PlanStagesResponse  # noqa: Y015
 
