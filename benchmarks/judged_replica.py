@@ -6,7 +6,6 @@ in front of an engine does.
 """
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.planner_service.simulator.attainment_kernel import Judgement, Slos, judge_token
 from penstock.planner_service.simulator.batch_step import (
@@ -19,19 +18,14 @@ from penstock.planner_service.simulator.batch_step import (
     Engine,
     Outcome,
     Requests,
-    StepWork,
-    blocks_for,
     commit,
     drop,
     insert,
     plan_step,
     step_s,
 )
-from penstock.planner_service.simulator.drafts import Drafts, best_window, standing, window_s
 from penstock.planner_service.simulator.workload import Arrivals
 from penstock.services.compilation import compiled
-
-N = npt.NDArray[np.int64]
 
 GIVEN_UP = -1
 
@@ -44,7 +38,6 @@ def serve_judged(
     engine: Engine,
     drop_late: bool,
     misses_allowed: int,
-    drafts: Drafts,  # for all decodes of a step, as many tokens as pay most
     out: Outcome,  # finish_s: 0 for requests that were dropped
 ) -> int:
     """Serve N requests, each of which fits the KV alone. Returns the steps, or GIVEN_UP once more requests missed."""
@@ -71,23 +64,12 @@ def serve_judged(
             if counts[RUNNING] + counts[WAITING] == 0:
                 continue
         load, _ = plan_step(batch, requests, engine)
-        took_s = step_s(load, engine)
-        window = 0
-        if drafts.max_window > 0 and load.decodes > 0:
-            window, more_s = _window(took_s, load, engine, drafts)
-            took_s += more_s
-        now_s += took_s
+        now_s += step_s(load, engine)
         for i in range(counts[RUNNING]):
             r = batch.rows[RUNNING, i]
             if chunk[r] > 0 and computed[r] + chunk[r] == length[r]:
-                before, drafted = judgement.misses[r], 0
-                if window > 0 and chunk[r] == 1 and judgement.tokens[r] > 0:
-                    drafted = _accepted(r, window, requests, judgement, engine, counts, drafts)
-                    length[r] += drafted
-                    computed[r] += drafted
-                for k in range(1 + drafted):
-                    last = length[r] + 1 - drafted + k - prompt[r] >= arrivals.output[r]
-                    judge_token(r, now_s, last, slos, judgement)
+                before = judgement.misses[r]
+                judge_token(r, now_s, length[r] + 1 - prompt[r] >= arrivals.output[r], slos, judgement)
                 missed += before == 0 and judgement.misses[r] > 0
         commit(batch, requests, now_s, ended)
         steps += 1
@@ -110,29 +92,3 @@ def _drop_late(now_s: float, which: int, batch: Batch, requests: Requests, slos:
         else:
             i += 1
     return dropped
-
-
-@compiled()
-def _window(took_s: float, load: StepWork, engine: Engine, drafts: Drafts) -> tuple[int, float]:
-    """The window of most tokens per second, and by how much the step takes longer. Drafts come on top of a step's tokens."""
-    decodes, context = load.decodes, float(load.decode_context)
-    window = best_window(took_s, load.tokens, decodes, context, drafts.max_window * decodes, engine, drafts)
-    return window, window_s(window, load.tokens, decodes, context, engine, drafts)
-
-
-@compiled()
-def _accepted(
-    r: int, window: int, requests: Requests, judgement: Judgement, engine: Engine, counts: N, drafts: Drafts
-) -> int:
-    """How many of a reply's drafted tokens are accepted, at most those that it has room for: its blocks are taken here."""
-    block = engine.block_tokens
-    most = min(window, requests.output[r] - (requests.length[r] - requests.prompt[r]) - 1)
-    accepted = standing(r, judgement.tokens[r], most, drafts.acceptance)
-    needed = blocks_for(requests.length[r] + accepted, block) - requests.blocks[r]
-    while needed > counts[FREE]:
-        accepted -= 1
-        needed = blocks_for(requests.length[r] + accepted, block) - requests.blocks[r]
-    if needed > 0:
-        requests.blocks[r] += needed
-        counts[FREE] -= needed
-    return accepted

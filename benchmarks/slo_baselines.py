@@ -11,9 +11,7 @@ import numpy as np
 from benchmarks.judged_replica import GIVEN_UP, serve_judged
 from penstock.planner_service.simulator.attainment_kernel import Judgement, Slos, new_judgement
 from penstock.planner_service.simulator.batch_step import COUNTERS, DECODE_FIRST, PREFILL_FIRST, Engine, Outcome
-from penstock.planner_service.simulator.drafts import drafts_of
 from penstock.planner_service.simulator.judged import Judged, Promises, SloReplicas, check_fits, slos_of
-from penstock.planner_service.simulator.speculation import SimulatedDrafter
 from penstock.planner_service.simulator.tier import Replica
 from penstock.planner_service.simulator.workload import Floats, Ints, Workload
 
@@ -34,14 +32,12 @@ class BatchPolicy(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PlainReplicas:
-    """Replicas whose policy knows no SLOs. drop_late: a request whose first token is late already is given up. drafter: as of
-    SloReplicas, for all decodes."""
+    """Replicas whose policy knows no SLOs. drop_late: a request whose first token is late already is given up."""
 
     replica: Replica
     policy: BatchPolicy
     count: int = 1
     drop_late: bool = False
-    drafter: SimulatedDrafter | None = None
 
     @property
     def gpus(self) -> int:
@@ -50,7 +46,7 @@ class PlainReplicas:
     def serve(self, work: Workload, promises: Promises, *, misses_allowed: int | None = None) -> Judged:
         """A request goes to the replica whose prompts before it are computed first."""
         check_fits(work, self.replica)
-        run = _Run(work, promises, misses_allowed, self.drafter)
+        run = _Run(work, promises, misses_allowed)
         engine = self.replica.engine(self.policy.number)
         for rows in _least_loaded(work.arrival_s, _prompt_s(work, self.replica), self.count):
             if not run.serve(rows, work.uncached().subset(rows), engine, self.drop_late):
@@ -69,7 +65,6 @@ class Disaggregated:
     prefill: int
     decode: int
     transfer_token_s: float
-    drafter: SimulatedDrafter | None = None
 
     @property
     def gpus(self) -> int:
@@ -77,7 +72,7 @@ class Disaggregated:
 
     def serve(self, work: Workload, promises: Promises, *, misses_allowed: int | None = None) -> Judged:
         check_fits(work, self.replica)
-        run = _Run(work, promises, misses_allowed, self.drafter)
+        run = _Run(work, promises, misses_allowed)
         engine = self.replica.engine(PREFILL_FIRST)
         for rows in _least_loaded(work.arrival_s, _prompt_s(work, self.replica), self.prefill):
             prompts = Workload(work.arrival_s[rows], work.input_tokens[rows], np.ones(len(rows), np.int64))
@@ -103,11 +98,8 @@ class Disaggregated:
 class _Run:
     """A simulation by parts: the requests of each replica in turn, their judgement kept in between."""
 
-    def __init__(
-        self, work: Workload, promises: Promises, misses_allowed: int | None, drafter: SimulatedDrafter | None
-    ) -> None:
+    def __init__(self, work: Workload, promises: Promises, misses_allowed: int | None) -> None:
         n = len(work)
-        self._drafts = drafts_of(drafter)
         self._slos, self._judgement = slos_of(work, promises), new_judgement(n)
         self._output = work.output_tokens
         self._allowed = n if misses_allowed is None else misses_allowed
@@ -122,7 +114,7 @@ class _Run:
         judgement = Judgement(whole.tokens[rows], whole.allowed_s[rows], whole.lead_s[rows], whole.misses[rows])
         out = Outcome(np.zeros(len(rows)), np.zeros(len(rows)), np.zeros(COUNTERS))
         allowed = self._allowed - int((whole.misses > 0).sum())
-        steps = serve_judged(work.arrivals, slos, judgement, engine, drop_late, allowed, self._drafts, out)
+        steps = serve_judged(work.arrivals, slos, judgement, engine, drop_late, allowed, out)
         whole.tokens[rows], whole.allowed_s[rows] = judgement.tokens, judgement.allowed_s
         whole.lead_s[rows], whole.misses[rows] = judgement.lead_s, judgement.misses
         self.first_s[rows], self.finish_s[rows] = out.first_s, out.finish_s

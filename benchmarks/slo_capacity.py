@@ -5,8 +5,7 @@ declined, dropped or served as best effort has missed. Every system has three GP
 ratios) and is tuned by a search of its own, whose settings are in the result. Lengths are known to admission, as in the
 paper; a row with predicted lengths shows what that is worth. Scenarios: `slo_scenarios`; systems: `slo_systems`.
 
-Also: all systems with the same drafter, where the paper has one; ablations; overload of 1.4 and 2 times the capacity; and one
-to four replicas, with hops and without.
+Also: ablations; overload of 1.4 and 2 times the capacity; and one to four replicas, with hops and without.
 """
 
 import math
@@ -22,12 +21,10 @@ from benchmarks.slo_baselines import BatchPolicy, Deployment, PlainReplicas
 from benchmarks.slo_scenarios import LOOSE_TPOT_S, SCENARIOS, TIGHT_TPOT_S, Scenario, Stretch, stretch
 from benchmarks.slo_scenarios import replica as replica_of
 from benchmarks.slo_systems import (
-    ACCEPTANCE,
     GPUS,
     SLO_STEP_TOKENS,
     Hardware,
     baselines,
-    drafting_hardware,
     hardware,
     slo_replicas,
     slo_settings,
@@ -146,7 +143,7 @@ def tuned(
     return best, settings[best], short
 
 
-def measure(scenario: Scenario, target: float, effort: Effort, on: Hardware, name: str = "slo") -> dict[str, Any]:
+def measure(scenario: Scenario, target: float, effort: Effort, on: Hardware) -> dict[str, Any]:
     """Capacity of the SLO policy and of every tuned baseline."""
     systems: dict[str, dict[str, Any]] = {}
     for system, settings in baselines(on).items():
@@ -167,7 +164,7 @@ def measure(scenario: Scenario, target: float, effort: Effort, on: Hardware, nam
         other = capacity_per_s(best_setting, scenario, target, effort.requests, (seed,), start=ours / over)
         by_seed.append(slo_per_s / max(LOWEST_PER_S, other))
     print(
-        f"{scenario.name} at {target:.0%}: {name} {ours:.3f}/s per GPU with {setting}, {over:.2f} times {best}; by seed "
+        f"{scenario.name} at {target:.0%}: slo {ours:.3f}/s per GPU with {setting}, {over:.2f} times {best}; by seed "
         + ", ".join(f"{ratio:.2f}" for ratio in by_seed),
         flush=True,
     )
@@ -182,26 +179,6 @@ def measure(scenario: Scenario, target: float, effort: Effort, on: Hardware, nam
         "over_best_baseline_by_seed": by_seed,
         "baselines": systems,
     }
-
-
-def with_drafts(scenario: Scenario, plain: dict[str, Any], effort: Effort) -> dict[str, Any] | None:
-    """Every system with the same drafter, each tuned again; over the best baseline with it, and over the best without.
-
-    plain: the row without drafts. None where the paper has no drafter for the scenario's model.
-    """
-    on = drafting_hardware(scenario.model)
-    if on is None:
-        return None
-    row = measure(scenario, TARGETS[0], effort, on, "slo with drafts")
-    without = plain["baselines"][plain["best_baseline"]]["per_gpu_s"]
-    row["over_best_baseline_without_drafts"] = row["slo_per_gpu_s"] / without if without > 0 else math.inf
-    row["over_slo_without_drafts"] = row["slo_per_gpu_s"] / plain["slo_per_gpu_s"]
-    print(
-        f"  {scenario.name}, drafts of all: {row['over_best_baseline']:.2f} times the best baseline with them, "
-        f"{row['over_best_baseline_without_drafts']:.2f} times the best without",
-        flush=True,
-    )
-    return row
 
 
 def ablations(scenario: Scenario, full_per_s: float, effort: Effort) -> dict[str, Any]:
@@ -331,12 +308,10 @@ def geo_mean(ratios: Sequence[float]) -> float:
 def run_all(effort: Effort) -> None:
     by_target: dict[float, list[dict[str, Any]]] = {target: [] for target in TARGETS}
     others: dict[str, list[dict[str, Any]]] = {"ablations": [], "overload": [], "replicas": []}
-    drafting = list[dict[str, Any] | None]()
     for scenario in SCENARIOS:
         own = of_scenario(effort, scenario)
         for target in TARGETS:
             by_target[target].append(measure(scenario, target, own, hardware(scenario.model)))
-        drafting.append(with_drafts(scenario, by_target[TARGETS[0]][-1], own))
         full_per_s = by_target[TARGETS[0]][-1]["slo_per_gpu_s"]
         others["ablations"].append(ablations(scenario, full_per_s, own))
         others["overload"].append(overload(scenario, full_per_s, own))
@@ -344,19 +319,7 @@ def run_all(effort: Effort) -> None:
     means = {target: geo_mean([row["over_best_baseline"] for row in rows]) for target, rows in by_target.items()}
     for target, mean in means.items():
         print(f"capacity at {target:.0%} attainment: {mean:.2f} times the best baseline (geometric mean)", flush=True)
-    plain = by_target[TARGETS[0]]
-    fair, papers = (
-        geo_mean(
-            [(row or {}).get(key, without["over_best_baseline"]) for row, without in zip(drafting, plain, strict=True)]
-        )
-        for key in ("over_best_baseline", "over_best_baseline_without_drafts")
-    )
-    print(f"with drafts where there is a drafter: {fair:.2f} times the best baseline with them, {papers:.2f} without")
     figures = {
-        "geo_mean_with_drafts_of_all": fair,
-        "geo_mean_with_drafts_over_baselines_without": papers,
-        "with_drafts": [row for row in drafting if row is not None],
-        "draft_acceptance": ACCEPTANCE,
         "geo_mean_over_best_baseline": means[TARGETS[0]],
         "geo_mean_over_best_baseline_at_98": means[TARGETS[1]],
         "scenarios": by_target[TARGETS[0]],

@@ -5,7 +5,6 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.planner_service.simulator.attainment_kernel import Judgement, Slos
-from penstock.planner_service.simulator.drafts import NO_DRAFTS, Drafts
 from penstock.services.compilation import compiled
 from penstock.services.domain.slo.compiled.certified_step import MOST_HELD, ended
 from penstock.services.domain.slo.compiled.layout import (
@@ -50,9 +49,9 @@ class FleetLimits(NamedTuple):
     """kv_tokens: of each replica. hops: replicas that are tried after the first. decline: requests that no replica admits
     end; otherwise they are served as best effort. least_loaded: the first choice is the replica with the fewest prompt tokens
     before it, else they take turns.
-    misses_allowed: the simulation is given up once more requests missed. drafts: for decodes under a promise. took: shares of
-    their prediction that steps take, one after the other and then from the first on again. again_tokens: predicted of a reply
-    that outlives its prediction, each time; 0 where lengths are known.
+    misses_allowed: the simulation is given up once more requests missed. took: shares of their prediction that steps take,
+    one after the other and then from the first on again. again_tokens: predicted of a reply that outlives its prediction,
+    each time; 0 where lengths are known.
     """
 
     kv_tokens: int
@@ -60,7 +59,6 @@ class FleetLimits(NamedTuple):
     decline: bool
     least_loaded: bool
     misses_allowed: int
-    drafts: Drafts = NO_DRAFTS
     took: F = AS_PREDICTED
     again_tokens: int = 0
 

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.planner_service.simulator.attainment_kernel import Slos, new_judgement
-from penstock.planner_service.simulator.drafts import drafts_of
 from penstock.planner_service.simulator.fleet_replica import FleetLimits, FleetRequests, Run, new_outcome
 from penstock.planner_service.simulator.slo_fleet import ADMITTED, GIVEN_UP, serve_fleet
-from penstock.planner_service.simulator.speculation import SimulatedDrafter
 from penstock.planner_service.simulator.tier import Replica
 from penstock.planner_service.simulator.workload import Bools, Floats, Ints, Workload
 from penstock.services.domain.errors import invalid
@@ -73,8 +71,7 @@ class SloReplicas:
     """Replicas with the SLO policy.
 
     reserve: share of each step that best effort has. hops: replicas that are tried after the first. decline: requests that
-    no replica admits end. least_loaded: where a request goes first, else they take turns. drafter: of tokens for promised
-    replies; its own use of time for prompts, and of memory, is for `replica` to count.
+    no replica admits end. least_loaded: where a request goes first, else they take turns.
     """
 
     replica: Replica
@@ -83,7 +80,6 @@ class SloReplicas:
     hops: int = 0
     decline: bool = False
     least_loaded: bool = True
-    drafter: SimulatedDrafter | None = None
 
     @property
     def gpus(self) -> int:
@@ -108,7 +104,7 @@ class SloReplicas:
         lengths = (work.input_tokens, work.output_tokens, expected)
         requests = FleetRequests(work.arrival_s, *lengths, promises.tightest_s)
         allowed = n if misses_allowed is None else misses_allowed
-        rules = (self.hops, self.decline, self.least_loaded, allowed, drafts_of(self.drafter))
+        rules = (self.hops, self.decline, self.least_loaded, allowed)
         limits = FleetLimits(self.replica.lane_tokens, *rules, again_tokens=again_tokens)
         out = new_outcome(n, self.count)
         batch = self.replica.limits

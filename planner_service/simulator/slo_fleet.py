@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.planner_service.simulator.attainment_kernel import judge_token
-from penstock.planner_service.simulator.fleet_drafts import draft
 from penstock.planner_service.simulator.fleet_replica import (
     BEST_EFFORT_KV,
     BEST_EFFORT_RUNNING,
@@ -39,7 +38,6 @@ from penstock.services.domain.slo.compiled.certified_step import (
     MOST_HELD,
     PATHS,
     STATES,
-    add_accepted,
     certified_step,
     ended,
     may_end_s,
@@ -98,7 +96,7 @@ def serve_fleet(run: Run, replicas: int) -> int:
     each = FleetReplica(columns, rows[0], rows[1], rows[2], sizes, certified)
     reach_s = requests.arrival_s.copy()
     fleet = Fleet(each, np.zeros(replicas), reach_s, of_requests[0], of_requests[1], of_requests[2])
-    grants, drafted = np.zeros(total, np.int64), np.zeros(total, np.int64)
+    grants, no_drafts = np.zeros(total, np.int64), np.zeros(total, np.int64)
     kv, arrived, steps, missed = Kv(float(limits.kv_tokens), 0), 0, 0, 0
     while True:
         turn, turn_s = _next_turn(fleet)
@@ -122,19 +120,16 @@ def serve_fleet(run: Run, replicas: int) -> int:
         if took_s < 0.0:
             continue
         end_s = turn_s + took_s * limits.took[steps % len(limits.took)]
-        drafted[: one.sizes[COLUMNS]] = 0
         if took_s == 0.0:  # nothing fits before the next request comes
             if one.sizes[INBOX] == 0 and arrived == total:
                 raise RuntimeError("requests run, but no step has tokens for them")
             end_s = fleet.reach_s[one.inbox[0]] if one.sizes[INBOX] > 0 else requests.arrival_s[arrived]
         else:
             steps += 1
-            if limits.drafts.max_window > 0:
-                end_s += draft(turn_s, took_s, one, grants, drafted, run)
-            end_s = may_end_s(end_s, one.columns, one.sizes[COLUMNS], model, kv, one.certified, grants, drafted)
+            end_s = may_end_s(end_s, one.columns, one.sizes[COLUMNS], model, kv, one.certified, grants, no_drafts)
         fleet.ready_s[turn] = end_s
         out.most_kv[turn] = max(out.most_kv[turn], kv_held(one.columns, one.sizes[COLUMNS], grants))
-        missed += _end_step(end_s, one, grants, drafted, fleet.memory, run)
+        missed += _end_step(end_s, one, grants, fleet.memory, run)
 
 
 @compiled()
@@ -310,11 +305,8 @@ def _admit(now_s: float, one: FleetReplica, came: int, memory: N, run: Run) -> i
 
 
 @compiled()
-def _end_step(end_s: float, one: FleetReplica, grants: N, drafted: N, memory: N, run: Run) -> int:
-    """Judge the tokens of a step that has ended and remove requests that have all of theirs; returns the new misses.
-
-    drafted: further tokens of each that are accepted.
-    """
+def _end_step(end_s: float, one: FleetReplica, grants: N, memory: N, run: Run) -> int:
+    """Judge the tokens of a step that has ended and remove requests that have all of theirs; returns the new misses."""
     requests, slos, judgement, out = run.requests, run.slos, run.judgement, run.out
     n, missed = one.sizes[COLUMNS], 0
     emits = np.zeros(n, np.int64)
@@ -322,15 +314,13 @@ def _end_step(end_s: float, one: FleetReplica, grants: N, drafted: N, memory: N,
     for i in range(n):
         emits[i] = grants[i] > 0 and grants[i] == counts[PENDING, i]
     commit(end_s, counts, times, n, grants)
-    add_accepted(end_s, one.columns, n, drafted)
     i = 0
     for k in range(n):
         r = one.who[i]
         if emits[k]:
             first = judgement.tokens[r] == 0
             before = judgement.misses[r]
-            for _ in range(1 + drafted[k]):
-                judge_token(r, end_s, judgement.tokens[r] + 1 == requests.output[r], slos, judgement)
+            judge_token(r, end_s, judgement.tokens[r] + 1 == requests.output[r], slos, judgement)
             missed += before == 0 and judgement.misses[r] > 0 and out.outcome[r] == ADMITTED
             if first:
                 out.first_s[r] = end_s

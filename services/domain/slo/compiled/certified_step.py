@@ -146,7 +146,7 @@ def _certify_with(
         return False
     after = copied(columns, requests)
     commit(end_s, after.counts, after.times, requests, grants)
-    add_accepted(end_s, after, requests, accepted)
+    _add_accepted(end_s, after, requests, accepted)
     for i in range(requests):
         if after.counts[KIND, i] == STANDARD and after.counts[LEFT, i] <= 0:
             if after.counts[AGAIN, i] > 0:
@@ -161,7 +161,7 @@ def _certify_with(
 
 
 @compiled(error_model="numpy")
-def add_accepted(end_s: float, columns: Columns, requests: int, accepted: N) -> None:
+def _add_accepted(end_s: float, columns: Columns, requests: int, accepted: N) -> None:
     """Drafted tokens that are accepted come with the token of the step that ends at `end_s`; each is due a pace later."""
     counts, times = columns
     for i in range(requests):
