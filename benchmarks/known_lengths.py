@@ -8,8 +8,6 @@ published profile, whose KV is what is short. Loads are shares of what each sust
   is at the highest load only, where it matters most.
 - Forecasts: simulations with the first half's requests, with their lengths and with the mean, over the second half's.
 - Stages: costs on the second half of layouts made for the first half's lengths, for their mean, and for the second half's.
-- SLO admission: capacity and attained SLOs with every reply taken to be as long as a quantile, as the mean, and as it is;
-  with a reply that outlives its quantile predicted again, as workers do, and without.
 """
 
 from dataclasses import dataclass
@@ -28,35 +26,28 @@ from benchmarks.length_policies import (
     policy_of,
 )
 from benchmarks.public_data import public
-from benchmarks.slo_capacity import TARGETS, highest_per_s
-from benchmarks.slo_scenarios import CHATBOT, CODE, CODER, CONVERSATION, Application, idle_ttft_s
+from benchmarks.slo_scenarios import CODE, CONVERSATION
 from benchmarks.slo_scenarios import replica as published_replica
-from benchmarks.slo_systems import GPUS, slo_replicas
 from benchmarks.spread import interval
 from benchmarks.stages import GPU, MODEL, scene
 from penstock.planner_service.files.measured import read_trace
 from penstock.planner_service.simulator import Replica, Workload
-from penstock.planner_service.simulator.judged import Judged, Promises
 from penstock.planner_service.simulator.loop import serve_on
 from penstock.planner_service.simulator.placed import STILL
 from penstock.planner_service.simulator.policies import LeastWork
-from penstock.planner_service.simulator.workload import Floats, Ints
+from penstock.planner_service.simulator.workload import Floats
 from penstock.planner_service.stages.partition import layout_quality, plan_stages
 from penstock.planner_service.stages.replay import PolicyOf, Replayer
 from penstock.planner_service.stages.sample import LengthSample, count_in_flight, in_flight
-from penstock.services.domain.slo.reply_length import DEFAULT_QUANTILE, ReplyLengths
 from penstock.services.domain.stages.layout import StageLayout
 
-TRACES = {CONVERSATION: CHATBOT, CODE: CODER}
-"""By trace, whose latency objectives its requests have."""
+TRACES = (CONVERSATION, CODE)
 INSTANCES, STAGED_INSTANCES = 4, 16
 LOADS = (0.5, 0.75, 0.9)
 SEEDS = (1, 2, 3, 4, 5)
 WARM_UP = 0.25
 """Of the requests of a run: those that fill the instances, whose latencies do not count."""
 KV_BOUND = "opt-13b"
-SLO_REQUESTS, MAX_TOKENS = 1500, 2048
-SLO_LOADS = (*LOADS, 1.2)
 LONGEST_TOKENS = 8000
 """Longer requests are left out, so that both deployments serve the same."""
 FIGURES = ("ttft_p50_s", "ttft_p95_s", "end_to_end_p50_s", "end_to_end_p95_s")
@@ -188,102 +179,6 @@ def stages(trace: str) -> dict[str, Any]:
     return {"trace": trace, "cost_over_one_stage": costs}
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """How admission predicts lengths: by a quantile of past replies, by their mean, or exactly (neither).
-
-    again: a reply that outlives its prediction is predicted again, by the quantile of the past replies that were longer.
-    """
-
-    quantile: float | None = None
-    mean: bool = False
-    again: bool = False
-
-    def tokens(self, past: Ints, actual: Ints) -> tuple[Ints, int]:
-        """(N) of each reply, and how many more where it is longer. past: lengths of other replies."""
-        if self.mean:
-            return np.full(len(actual), round(float(past.mean())), np.int64), 0
-        if self.quantile is None:
-            return actual, 0
-        replies = ReplyLengths(self.quantile)
-        for tokens in past.tolist():
-            replies.add(tokens)
-        predicted = replies.predict(0, MAX_TOKENS)
-        more = replies.predict_after(predicted, MAX_TOKENS) if self.again else 0
-        return np.full(len(actual), predicted, np.int64), more
-
-
-@dataclass(frozen=True, slots=True)
-class SloRuns:
-    """Runs of the second half under latency objectives, with one way to predict lengths."""
-
-    application: Application
-    replica: Replica
-    past: Workload
-    future: Workload
-    prediction: Prediction
-
-    def serve(self, per_s: float, seed: int, misses_allowed: int | None = None) -> Judged:
-        work = drawn(self.future, per_s, SLO_REQUESTS, seed)
-        ttft_s = self.application.ttft_times * idle_ttft_s(self.replica.latency, work.input_tokens)
-        promises = Promises.of_one_phase(ttft_s, np.full(len(work), self.application.tpot_s))
-        predicted, again = self.prediction.tokens(self.past.output_tokens, work.output_tokens)
-        return slo_replicas(self.replica).serve(
-            work, promises, misses_allowed=misses_allowed, predicted=predicted, again_tokens=again
-        )
-
-    def capacity_per_s(self, seed: int, start: float) -> float:
-        """The highest rate at which `TARGETS[0]` of all requests attain their SLO."""
-        allowed = int((1 - TARGETS[0]) * SLO_REQUESTS)
-
-        def holds(per_s: float) -> bool:
-            judged = self.serve(per_s, seed, allowed)
-            return not judged.abandoned and int((~judged.attained).sum()) <= allowed
-
-        return highest_per_s(holds, start)
-
-
-def admission(trace: str) -> dict[str, Any]:
-    """By prediction of lengths, capacity over that with the quantile alone, and SLOs attained at shares of the latter.
-
-    broken: of all requests, those that were admitted and missed.
-    """
-    past, future = halves(trace)
-    rows, base = dict[str, Any](), list[float]()
-    for name, prediction in PREDICTIONS.items():
-        runs = SloRuns(TRACES[trace], published_replica(KV_BOUND), past, future, prediction)
-        capacity, attained, broken = list[float](), dict[str, list[float]](), dict[str, float]()
-        for i, seed in enumerate(SEEDS):
-            capacity.append(runs.capacity_per_s(seed, base[i] if base else 3.0 * GPUS))
-        base = base or capacity
-        for load in SLO_LOADS:
-            judged = [runs.serve(load * per_s, seed) for seed, per_s in zip(SEEDS, base, strict=True)]
-            attained[f"{load:g}"] = [float(one.attained.mean()) for one in judged]
-            broken[f"{load:g}"] = float(np.mean([(one.admitted & ~one.attained).mean() for one in judged]))
-        rows[name] = {
-            "capacity_per_s": capacity,
-            "over_quantile": interval((np.array(capacity) / np.array(base)).tolist()),
-            "attained": {load: interval(shares) for load, shares in attained.items()},
-            "broken": broken,
-        }
-        ratio, shares = rows[name]["over_quantile"], {k: round(v["mean"], 4) for k, v in rows[name]["attained"].items()}
-        print(
-            f"{trace}, {name}: {np.mean(capacity):.2f}/s, {ratio['mean']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f}) "
-            f"of the quantile's; attained {shares}, broken {broken}",
-            flush=True,
-        )
-    return {"trace": trace, "gpus": GPUS, "predictions": rows}
-
-
-PREDICTIONS = {
-    "quantile alone": Prediction(DEFAULT_QUANTILE),
-    "quantile, again": Prediction(DEFAULT_QUANTILE, again=True),
-    "median, again": Prediction(0.5, again=True),
-    "mean": Prediction(mean=True),
-    "exact": Prediction(),
-}
-
-
 def run(_: int) -> None:
     """Virtual time: repeats give the same figures."""
     rows = [row for on in deployments() for trace in TRACES for row in placement(trace, on)]
@@ -292,6 +187,5 @@ def run(_: int) -> None:
         "seeds": SEEDS,
         "placement": rows,
         "stages": [stages(trace) for trace in TRACES],
-        "admission": [admission(trace) for trace in TRACES],
     }
     print(report.write("known_lengths", figures))

@@ -18,7 +18,7 @@ from penstock.planner_service.simulator.policies import Dispatch
 from penstock.planner_service.simulator.workload import Bools, Floats
 from penstock.services.acceptance import pipeline
 from penstock.services.acceptance.wait_price import Price, priced_to_accept, priced_to_ask
-from penstock.services.domain.dispatch import REQUEST_TOKENS
+from penstock.services.domain.dispatch import REQUEST_TOKENS, delay_s
 from penstock.types.plans import TierPlan
 
 TICK_S = 0.1  # the view of a router is brought up to date as often
@@ -54,6 +54,15 @@ def simulate_priced(
     return _Simulation(demand, routing, replicas, judge_s).run()
 
 
+class _Dispatch(Dispatch):
+    def delay_s(self, answer_tokens: float) -> float:
+        """By which the pending work of the least busy instance delays an answer of so many tokens."""
+        return min(
+            delay_s(answer_tokens, self._prompt_tokens(i), self._pending(i), self._prompt_tokens_per_s)
+            for i in range(self._cluster.instances)
+        )
+
+
 class _Simulation:
     def __init__(
         self, demand: Demand, routing: PricedRouting, replicas: Sequence[Sequence[Replica]], judge_s: float
@@ -64,7 +73,7 @@ class _Simulation:
         self._arrival_s = demand.arrival_s - demand.arrival_s[0]
         works = [Workload(self._arrival_s, requests.input_tokens, tokens) for tokens in requests.output_tokens.T]
         self._clusters = [Cluster(work, of, MOVES) for work, of in zip(works, replicas, strict=True)]
-        self._dispatches = [Dispatch(cluster) for cluster in self._clusters]
+        self._dispatches = [_Dispatch(cluster) for cluster in self._clusters]
         self._all = [[range(cluster.instances)] for cluster in self._clusters]
         self._last = len(replicas) - 1
         self._visited = np.zeros((len(replicas), len(requests)), np.bool_)

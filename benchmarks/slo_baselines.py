@@ -105,7 +105,6 @@ class _Run:
         self._allowed = n if misses_allowed is None else misses_allowed
         self._asks = np.isfinite(promises.ttft_s)
         self.first_s, self.finish_s = np.zeros(n), np.zeros(n)
-        self._abandoned = False
 
     def serve(self, rows: Ints, work: Workload, engine: Engine, drop_late: bool = False) -> bool:
         """Serve `rows` of all requests, or the part `work` of what they ask for; False where too many have missed."""
@@ -118,13 +117,12 @@ class _Run:
         whole.tokens[rows], whole.allowed_s[rows] = judgement.tokens, judgement.allowed_s
         whole.lead_s[rows], whole.misses[rows] = judgement.lead_s, judgement.misses
         self.first_s[rows], self.finish_s[rows] = out.first_s, out.finish_s
-        self._abandoned = steps == GIVEN_UP
-        return not self._abandoned
+        return bool(steps != GIVEN_UP)
 
     def result(self) -> Judged:
         done = (self.finish_s > 0) & (self._judgement.tokens == self._output)
         attained = self._asks & done & (self._judgement.misses == 0)
-        return Judged(self.first_s, self.finish_s, attained, self._asks, np.zeros(len(done), np.int64), self._abandoned)
+        return Judged(self.first_s, self.finish_s, attained, self._asks)
 
 
 def _prompt_s(work: Workload, replica: Replica) -> Floats:
@@ -156,3 +154,10 @@ def _least_resident(arrival_s: Floats, stay_s: Floats, replicas: int) -> list[In
 
 
 Deployment = SloReplicas | PlainReplicas | Disaggregated
+
+
+def served(deployment: Deployment, work: Workload, promises: Promises, misses_allowed: int) -> Judged:
+    """Serve; deployments that know no SLOs give up once more requests missed, and attain none of the rest."""
+    if isinstance(deployment, SloReplicas):
+        return deployment.serve(work, promises)
+    return deployment.serve(work, promises, misses_allowed=misses_allowed)

@@ -1,9 +1,9 @@
 """Capacity under SLOs: the SLO policy against the policies that know none, on published A100 profiles, simulated.
 
 Capacity is the highest rate, per GPU, at which 90 % (and 98 %) of all requests that arrive attain their SLO: one that is
-declined, dropped or served as best effort has missed. Every system has three GPUs (DistServe-like: two, or three by two
+dropped or served as best effort has missed. Every system has three GPUs (DistServe-like: two, or three by two
 ratios) and is tuned by a search of its own, whose settings are in the result. Lengths are known to admission, as in the
-paper; a row with predicted lengths shows what that is worth. Scenarios: `slo_scenarios`; systems: `slo_systems`.
+paper. Scenarios: `slo_scenarios`; systems: `slo_systems`.
 
 Also: ablations; overload of 1.4 and 2 times the capacity; and one to four replicas, with hops and without.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import report
-from benchmarks.slo_baselines import BatchPolicy, Deployment, PlainReplicas
+from benchmarks.slo_baselines import BatchPolicy, Deployment, PlainReplicas, served
 from benchmarks.slo_scenarios import LOOSE_TPOT_S, SCENARIOS, TIGHT_TPOT_S, Scenario, Stretch, stretch
 from benchmarks.slo_scenarios import replica as replica_of
 from benchmarks.slo_systems import (
@@ -30,8 +30,8 @@ from benchmarks.slo_systems import (
     slo_settings,
     with_limits,
 )
-from penstock.planner_service.simulator import Replica, Workload
-from penstock.planner_service.simulator.judged import Judged, Promises, SloReplicas
+from penstock.planner_service.simulator import Replica
+from penstock.planner_service.simulator.judged import Judged, SloReplicas
 from penstock.planner_service.simulator.workload import Bools
 from penstock.services.domain.latency import StepLoad
 from penstock.services.domain.slo.speculation import SpeculationTier, speculation_lengths
@@ -40,7 +40,6 @@ TARGETS = (0.9, 0.98)
 PRECISION = 1.02  # of a capacity: the lowest rate that misses the target is at most so many times as high
 LOWEST_PER_S, HIGHEST_PER_S = 0.005, 500.0
 OVERLOADS = (1.4, 2.0)
-PREDICTED_QUANTILE = 0.9  # of the scenario's replies, as a worker predicts them
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +55,6 @@ FULL = Effort(6000, (1, 2, 3, 4, 5), 1500)
 QUICK = Effort(1500, (1, 2), 450)
 
 
-@dataclass(frozen=True, slots=True)
-class _Predicted:
-    """The SLO policy with each reply predicted as long as the quantile of the workload's replies, as a worker does."""
-
-    fleet: SloReplicas
-
-    @property
-    def gpus(self) -> int:
-        return self.fleet.gpus
-
-    @property
-    def replica(self) -> Replica:
-        return self.fleet.replica
-
-    def serve(self, work: Workload, promises: Promises, *, misses_allowed: int | None = None) -> Judged:
-        predicted = np.full(len(work), int(np.quantile(work.output_tokens, PREDICTED_QUANTILE)))
-        return self.fleet.serve(work, promises, misses_allowed=misses_allowed, predicted=predicted)
-
-
-Simulated = Deployment | _Predicted
-
-
 def attained(judged: Judged, run: Stretch) -> Bools:
     """(requests) a request attains its SLO if every round of it does."""
     result = np.ones(run.requests, np.bool_)
@@ -85,14 +62,12 @@ def attained(judged: Judged, run: Stretch) -> Bools:
     return result
 
 
-def reaches(deployment: Simulated, runs: Iterable[Stretch], requests: int, target: float) -> bool:
+def reaches(deployment: Deployment, runs: Iterable[Stretch], requests: int, target: float) -> bool:
     """Whether the share of all requests of all runs is at least the target; gives up as soon as it cannot be."""
     allowed = math.floor((1 - target) * requests + 1e-9)
     for run in runs:
         rounds = int(np.bincount(run.request).max())
-        judged = deployment.serve(run.work, run.promises, misses_allowed=allowed * rounds)
-        if judged.abandoned:
-            return False
+        judged = served(deployment, run.work, run.promises, misses_allowed=allowed * rounds)
         allowed -= int((~attained(judged, run)).sum())
         if allowed < 0:
             return False
@@ -100,7 +75,7 @@ def reaches(deployment: Simulated, runs: Iterable[Stretch], requests: int, targe
 
 
 def capacity_per_s(
-    deployment: Simulated, scenario: Scenario, target: float, requests: int, seeds: Sequence[int], start: float = 1.0
+    deployment: Deployment, scenario: Scenario, target: float, requests: int, seeds: Sequence[int], start: float = 1.0
 ) -> float:
     """Requests per second and GPU, searched from `start`; 0 where even the lowest rate misses."""
     latency = deployment.replica.latency
@@ -182,11 +157,11 @@ def measure(scenario: Scenario, target: float, effort: Effort, on: Hardware) -> 
 
 
 def ablations(scenario: Scenario, full_per_s: float, effort: Effort) -> dict[str, Any]:
-    """Capacity at 90 % without one part at a time, and with predicted lengths; over that of all of it."""
+    """Capacity at 90 % without one part at a time, over that of all of it."""
     replica = replica_of(scenario.model)
     requests, seeds = effort.tuning, effort.seeds[:2]
 
-    def over(deployment: Simulated) -> float:
+    def over(deployment: Deployment) -> float:
         return capacity_per_s(deployment, scenario, TARGETS[0], requests, seeds, start=full_per_s) / whole
 
     whole = capacity_per_s(slo_replicas(replica), scenario, TARGETS[0], requests, seeds, start=full_per_s)
@@ -194,11 +169,7 @@ def ablations(scenario: Scenario, full_per_s: float, effort: Effort) -> dict[str
         "all": 1.0,
         "without admission": over(PlainReplicas(with_limits(replica, 512), BatchPolicy.DECODE_FIRST, GPUS)),
         "batches of 512 tokens at most": over(SloReplicas(with_limits(replica, 512), GPUS, hops=GPUS - 1)),
-        "without best effort": over(slo_replicas(replica, decline=True)),
-        "best effort with a share of 5 %": over(slo_replicas(replica, reserve=0.05)),
         "without hops": over(slo_replicas(replica, hops=0)),
-        "without hops, in turn": over(slo_replicas(replica, hops=0, least_loaded=False)),
-        "lengths predicted": over(_Predicted(slo_replicas(replica))),
         "speculation, by the solver": speculation(replica, scenario),
     }
     print(
@@ -284,7 +255,7 @@ def scaling(scenario: Scenario, effort: Effort) -> dict[str, Any]:
     for hops in (True, False):
         totals = []
         for count in range(1, 5):
-            fleet = slo_replicas(replica, count, hops=count - 1 if hops else 0, least_loaded=hops)
+            fleet = slo_replicas(replica, count, hops=count - 1 if hops else 0)
             start = capacity_per_s(fleet, scenario, TARGETS[0], requests, seeds, start=max(start, LOWEST_PER_S * 2))
             totals.append(start * count)
         rows["hops" if hops else "no_hops"] = {"per_s": totals, "over_one": [t / totals[0] for t in totals]}

@@ -1,7 +1,6 @@
 """The systems that `slo_capacity` compares, with the settings that each is tuned over."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from benchmarks.slo_baselines import BatchPolicy, Deployment, Disaggregated, PlainReplicas
 from benchmarks.slo_scenarios import replica as replica_of
@@ -33,18 +32,15 @@ def with_limits(replica: Replica, max_step_tokens: int) -> Replica:
     return replace(replica, limits=replace(replica.limits, max_step_tokens=max_step_tokens))
 
 
-def slo_replicas(replica: Replica, count: int = GPUS, **changes: Any) -> SloReplicas:
-    return SloReplicas(with_limits(replica, SLO_STEP_TOKENS), count, **{"hops": count - 1, **changes})
+def slo_replicas(replica: Replica, count: int = GPUS, hops: int | None = None) -> SloReplicas:
+    return SloReplicas(with_limits(replica, SLO_STEP_TOKENS), count, count - 1 if hops is None else hops)
 
 
 def slo_settings(on: Hardware) -> dict[str, Deployment]:
-    """What the SLO policy is tuned over: what becomes of requests that no replica admits, and how long steps may be."""
-    short = with_limits(on.replica, SHORT_STEP_TOKENS)
+    """What the SLO policy is tuned over: how long steps may be."""
     return {
-        "best effort": slo_replicas(on.replica),
-        "best effort with 5 % of each step": slo_replicas(on.replica, reserve=0.05),
-        "declines": slo_replicas(on.replica, decline=True),
-        f"declines, {SHORT_STEP_TOKENS} tokens per step": SloReplicas(short, GPUS, hops=GPUS - 1, decline=True),
+        f"{tokens} tokens per step": SloReplicas(with_limits(on.replica, tokens), GPUS, hops=GPUS - 1)
+        for tokens in (SLO_STEP_TOKENS, SHORT_STEP_TOKENS)
     }
 
 

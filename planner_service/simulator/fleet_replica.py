@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.planner_service.simulator.attainment_kernel import Judgement, Slos
+from penstock.planner_service.simulator.workload import Bools
 from penstock.services.compilation import compiled
 from penstock.services.domain.slo.compiled.certified_step import MOST_HELD, ended
 from penstock.services.domain.slo.compiled.layout import (
@@ -30,15 +31,13 @@ from penstock.services.domain.slo.compiled.layout import (
 class FleetRequests(NamedTuple):
     """R requests in order of arrival, (R) each.
 
-    predicted: output tokens that admission counts with; where it is `output`, lengths are known. tightest_s: the pace that
-    is scheduled, the tightest of its phases; infinite for none. A request with an infinite first_due_s in the Slos asks for
-    best effort.
+    tightest_s: the pace that is scheduled, the tightest of its phases; infinite for none. A request with an infinite
+    first_due_s in the Slos asks for best effort.
     """
 
     arrival_s: F
     prompt: N
     output: N
-    predicted: N
     tightest_s: F
 
 
@@ -46,38 +45,28 @@ AS_PREDICTED = np.ones(1)
 
 
 class FleetLimits(NamedTuple):
-    """kv_tokens: of each replica. hops: replicas that are tried after the first. decline: requests that no replica admits
-    end; otherwise they are served as best effort. least_loaded: the first choice is the replica with the fewest prompt tokens
-    before it, else they take turns.
-    misses_allowed: the simulation is given up once more requests missed. took: shares of their prediction that steps take,
-    one after the other and then from the first on again. again_tokens: predicted of a reply that outlives its prediction,
-    each time; 0 where lengths are known.
-    """
+    """kv_tokens: of each replica. hops: replicas that are tried after the first. took: shares of their prediction that steps
+    take, one after the other and then from the first on again."""
 
     kv_tokens: int
     hops: int
-    decline: bool
-    least_loaded: bool
-    misses_allowed: int
     took: F = AS_PREDICTED
-    again_tokens: int = 0
 
 
 class FleetOutcome(NamedTuple):
-    """What R requests received, (R) each: when the first and the last token came (0 for those declined), ADMITTED,
-    SERVED_BEST_EFFORT or DECLINED, how often they were preempted. most_kv (replicas): the most KV tokens that each replica
-    held."""
+    """What R requests received, (R) each: when the first and the last token came, whether they were promised what they ask
+    for, how often they were preempted. most_kv (replicas): the most KV tokens that each replica held."""
 
     first_s: F
     finish_s: F
-    outcome: N
+    admitted: Bools
     preemptions: N
     most_kv: N
 
 
 def new_outcome(requests: int, replicas: int) -> FleetOutcome:
-    times, counts = np.zeros((2, requests)), np.zeros((2, requests), np.int64)
-    return FleetOutcome(times[0], times[1], counts[0], counts[1], np.zeros(replicas, np.int64))
+    times, admitted = np.zeros((2, requests)), np.zeros(requests, np.bool_)
+    return FleetOutcome(times[0], times[1], admitted, np.zeros(requests, np.int64), np.zeros(replicas, np.int64))
 
 
 class FleetReplica(NamedTuple):

@@ -1,7 +1,7 @@
 """Serves requests with SLOs in virtual time and says which of them were attained. No I/O.
 
 Replicas with the SLO policy (`slo_fleet`). The denominator of an attainment is every request that
-asks for an SLO: one that is declined, dropped or served as best effort has missed it.
+asks for an SLO: one that is dropped or served as best effort has missed it.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.planner_service.simulator.attainment_kernel import Slos, new_judgement
 from penstock.planner_service.simulator.fleet_replica import FleetLimits, FleetRequests, Run, new_outcome
-from penstock.planner_service.simulator.slo_fleet import ADMITTED, GIVEN_UP, serve_fleet
+from penstock.planner_service.simulator.slo_fleet import serve_fleet
 from penstock.planner_service.simulator.tier import Replica
 from penstock.planner_service.simulator.workload import Bools, Floats, Ints, Workload
 from penstock.services.domain.errors import invalid
@@ -50,16 +50,13 @@ class Judged:
     """What N requests received.
 
     first_s, finish_s (N): when the first and the last token came; 0 for none. attained (N): the SLO was kept, by a request
-    that was promised one. admitted (N): promised (of a policy that knows no SLOs: every request that asks). preemptions (N).
-    abandoned: more requests missed than were allowed; then the rest is not simulated.
+    that was promised one. admitted (N): promised (of a policy that knows no SLOs: every request that asks).
     """
 
     first_s: Floats
     finish_s: Floats
     attained: Bools
     admitted: Bools
-    preemptions: Ints
-    abandoned: bool
 
     def attainment(self, asking: Bools) -> float:
         """The share of the requests that ask for an SLO whose SLO was attained; 1 where none asks."""
@@ -68,53 +65,28 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class SloReplicas:
-    """Replicas with the SLO policy.
-
-    reserve: share of each step that best effort has. hops: replicas that are tried after the first. decline: requests that
-    no replica admits end. least_loaded: where a request goes first, else they take turns.
-    """
+    """Replicas with the SLO policy. hops: replicas that are tried after the first."""
 
     replica: Replica
     count: int = 1
-    reserve: float = 0.0
     hops: int = 0
-    decline: bool = False
-    least_loaded: bool = True
 
     @property
     def gpus(self) -> int:
         return self.count * self.replica.shape.gpus
 
-    def serve(
-        self,
-        work: Workload,
-        promises: Promises,
-        *,
-        misses_allowed: int | None = None,
-        predicted: Ints | None = None,
-        again_tokens: int = 0,
-    ) -> Judged:
-        """Serve; `predicted` (N): output tokens that admission counts with, None where the lengths are known.
-
-        again_tokens: those that it counts with once a reply has outlived its prediction.
-        """
+    def serve(self, work: Workload, promises: Promises) -> Judged:
+        """Serve; the lengths of replies are known to admission."""
         check_fits(work, self.replica)
-        slos, judgement, n = slos_of(work, promises), new_judgement(len(work)), len(work)
-        expected = work.output_tokens if predicted is None else predicted
-        lengths = (work.input_tokens, work.output_tokens, expected)
-        requests = FleetRequests(work.arrival_s, *lengths, promises.tightest_s)
-        allowed = n if misses_allowed is None else misses_allowed
-        rules = (self.hops, self.decline, self.least_loaded, allowed)
-        limits = FleetLimits(self.replica.lane_tokens, *rules, again_tokens=again_tokens)
-        out = new_outcome(n, self.count)
-        batch = self.replica.limits
-        model = step_model(self.replica.latency, batch.max_step_tokens, self.reserve, places=batch.max_running)
+        slos, judgement, out = slos_of(work, promises), new_judgement(len(work)), new_outcome(len(work), self.count)
+        requests = FleetRequests(work.arrival_s, work.input_tokens, work.output_tokens, promises.tightest_s)
+        limits, batch = FleetLimits(self.replica.lane_tokens, self.hops), self.replica.limits
+        model = step_model(self.replica.latency, batch.max_step_tokens, places=batch.max_running)
         kept_s = KEPT_SHARE * np.unique(promises.tightest_s)
-        steps = serve_fleet(Run(requests, slos, kept_s, model, limits, judgement, out), self.count)
-        admitted = out.outcome == ADMITTED
+        serve_fleet(Run(requests, slos, kept_s, model, limits, judgement, out), self.count)
         asks = np.isfinite(promises.ttft_s)
-        attained = admitted & asks & (judgement.misses == 0) & (out.finish_s > 0)
-        return Judged(out.first_s, out.finish_s, attained, admitted, out.preemptions, steps == GIVEN_UP)
+        attained = out.admitted & asks & (judgement.misses == 0) & (out.finish_s > 0)
+        return Judged(out.first_s, out.finish_s, attained, out.admitted)
 
 
 def slos_of(work: Workload, promises: Promises) -> Slos:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.planner_service.simulator.cluster import Cluster, Transfer
-from penstock.services.domain.dispatch import NOTHING_SENT, Sent, delay_s, sent_tokens, stage_for, wait_s, work_tokens
+from penstock.services.domain.dispatch import NOTHING_SENT, Sent, sent_tokens, stage_for, wait_s, work_tokens
 from penstock.services.domain.latency import StepLoad
 
 
@@ -62,21 +62,14 @@ class Dispatch:
         self._sent[best] = Sent(sent.requests + 1, sent.tokens + tokens)
         return best
 
-    def delay_s(self, answer_tokens: float) -> float:
-        """By which the pending work of the least busy instance delays an answer of so many tokens."""
-        return min(
-            delay_s(answer_tokens, self._prompt_tokens(i), self._pending(i), self._prompt_tokens_per_s)
-            for i in range(self._cluster.instances)
-        )
-
-    def _prompt_tokens(self, i: int) -> int:
-        return self._work[i].prompt_tokens + self._sent[i].tokens
-
     def _pending(self, i: int) -> float:
         return work_tokens(*self._work[i]) + sent_tokens(self._sent[i])
 
     def _wait_s(self, i: int) -> float:
         return wait_s(self._prompt_tokens(i), self._prompt_tokens_per_s)
+
+    def _prompt_tokens(self, i: int) -> int:
+        return self._work[i].prompt_tokens + self._sent[i].tokens
 
 
 class LeastWork(Policy):

@@ -2,7 +2,7 @@
 
 Admission, certificate and steps are those of `services.domain.slo.compiled`. Requests that reach a replica during a step are
 decided on together when it ends and take part from the next one on. A request that a replica declines goes to the next one,
-up to a number of hops; then it is served as best effort where it came first, or declined. KV is counted in tokens.
+up to a number of hops; then it is served as best effort where it came first. KV is counted in tokens.
 """
 
 from typing import NamedTuple
@@ -39,11 +39,9 @@ from penstock.services.domain.slo.compiled.certified_step import (
     PATHS,
     STATES,
     certified_step,
-    ended,
     may_end_s,
 )
 from penstock.services.domain.slo.compiled.layout import (
-    AGAIN,
     COUNTS,
     DECODING,
     DUE_S,
@@ -60,14 +58,11 @@ from penstock.services.domain.slo.compiled.layout import (
     F,
     Kv,
     N,
-    predict_again,
 )
 from penstock.services.domain.slo.compiled.replay import AdmissionQuestion
 from penstock.services.domain.slo.compiled.step import commit
 
-ADMITTED, SERVED_BEST_EFFORT, DECLINED = 1, 0, -1
 HOP_S = 0.001  # until the next replica has a request that one has declined
-GIVEN_UP = -1
 
 
 class Fleet(NamedTuple):
@@ -87,8 +82,8 @@ class Fleet(NamedTuple):
 
 
 @compiled()
-def serve_fleet(run: Run, replicas: int) -> int:
-    """Serve R requests, each of which fits the KV alone. Returns the number of steps, or GIVEN_UP."""
+def serve_fleet(run: Run, replicas: int) -> None:
+    """Serve R requests, each of which fits the KV alone."""
     requests, model, limits, out, total = run.requests, run.model, run.limits, run.out, len(run.requests.arrival_s)
     columns = Columns(np.zeros((replicas, COUNTS, total), np.int64), np.zeros((replicas, TIMES, total)))
     rows, of_requests = np.zeros((3, replicas, total), np.int64), np.zeros((3, total), np.int64)
@@ -97,21 +92,19 @@ def serve_fleet(run: Run, replicas: int) -> int:
     reach_s = requests.arrival_s.copy()
     fleet = Fleet(each, np.zeros(replicas), reach_s, of_requests[0], of_requests[1], of_requests[2])
     grants, no_drafts = np.zeros(total, np.int64), np.zeros(total, np.int64)
-    kv, arrived, steps, missed = Kv(float(limits.kv_tokens), 0), 0, 0, 0
+    kv, arrived, steps = Kv(float(limits.kv_tokens), 0), 0, 0
     while True:
         turn, turn_s = _next_turn(fleet)
         if arrived < total and requests.arrival_s[arrived] <= turn_s:
-            _arrive(arrived, fleet, run)
+            _arrive(arrived, fleet, requests)
             arrived += 1
             continue
         if turn < 0:
-            return steps
+            return
         one = _replica(fleet, turn)
         came = _came(one, fleet.reach_s, turn_s)
         if came > 0:
-            missed += _decide(turn, turn_s, came, one, fleet, run)
-        if missed > limits.misses_allowed:
-            return GIVEN_UP
+            _decide(turn, turn_s, came, one, fleet, run)
         start_best_effort(one, run)
         make_room(one, fleet.memory, run)
         if one.sizes[COLUMNS] == 0:
@@ -129,7 +122,7 @@ def serve_fleet(run: Run, replicas: int) -> int:
             end_s = may_end_s(end_s, one.columns, one.sizes[COLUMNS], model, kv, one.certified, grants, no_drafts)
         fleet.ready_s[turn] = end_s
         out.most_kv[turn] = max(out.most_kv[turn], kv_held(one.columns, one.sizes[COLUMNS], grants))
-        missed += _end_step(end_s, one, grants, fleet.memory, run)
+        _end_step(end_s, one, grants, fleet.memory, run)
 
 
 @compiled()
@@ -155,29 +148,27 @@ def _next_turn(fleet: Fleet) -> tuple[int, float]:
 
 
 @compiled(allocates=False)
-def _arrive(r: int, fleet: Fleet, run: Run) -> None:
-    """Choose where a request goes first."""
+def _arrive(r: int, fleet: Fleet, requests: FleetRequests) -> None:
+    """A request goes to the replica with the least load first; of equals, by turns."""
     replicas = len(fleet.ready_s)
-    home = r % replicas
-    if run.limits.least_loaded:
-        least = np.inf
-        for k in range(replicas):
-            i = (r + k) % replicas
-            load = _load(i, fleet, run.requests)
-            if load < least:
-                least, home = load, i
+    home, least = r % replicas, np.inf
+    for k in range(replicas):
+        i = (r + k) % replicas
+        load = _load(i, fleet, requests)
+        if load < least:
+            least, home = load, i
     fleet.home[r] = home
     fleet.each.inbox[home, fleet.each.sizes[home, INBOX]] = r
     fleet.each.sizes[home, INBOX] += 1
 
 
 @compiled()
-def _decide(turn: int, now_s: float, came: int, one: FleetReplica, fleet: Fleet, run: Run) -> int:
-    """Decide on the `came` that have come to a replica; returns how many promises are missed by that.
+def _decide(turn: int, now_s: float, came: int, one: FleetReplica, fleet: Fleet, run: Run) -> None:
+    """Decide on the `came` that have come to a replica.
 
-    Those declined move to the next replica, or are served as best effort or declined where they came first.
+    Those declined move to the next replica, or are served as best effort where they came first.
     """
-    missed, replicas = 0, len(fleet.ready_s)
+    replicas = len(fleet.ready_s)
     for k in range(_admit(now_s, one, came, fleet.memory, run)):
         r = one.inbox[k]
         asks = run.slos.first_due_s[r] < np.inf
@@ -186,22 +177,15 @@ def _decide(turn: int, now_s: float, came: int, one: FleetReplica, fleet: Fleet,
             fleet.reach_s[r] = now_s + HOP_S
             to = (turn + 1) % replicas
             _send(fleet.each.inbox[to], fleet.each.sizes[to], fleet.reach_s, r)
-        elif asks and run.limits.decline:
-            run.out.outcome[r] = DECLINED
-            run.judgement.misses[r] += 1
-            missed += 1
         else:
-            missed += asks
             home = fleet.home[r]
             sizes = fleet.each.sizes[home]
-            run.out.outcome[r] = SERVED_BEST_EFFORT
             if sizes[COLUMNS] == 0 and sizes[QUEUED] == 0:
                 fleet.ready_s[home] = max(fleet.ready_s[home], now_s)
             sizes[QUEUED] = queue_up(fleet.each.queue[home], sizes[QUEUED], r)
     for k in range(came, one.sizes[INBOX]):
         one.inbox[k - came] = one.inbox[k]
     one.sizes[INBOX] -= came
-    return missed
 
 
 @compiled()
@@ -257,7 +241,7 @@ def _send(inbox: N, sizes: N, reach_s: F, r: int) -> None:
 @compiled()
 def _admit(now_s: float, one: FleetReplica, came: int, memory: N, run: Run) -> int:
     """Decide on the first `came` of the inbox and start those admitted. Returns how many were not: the first of the inbox."""
-    requests, slos, limits = run.requests, run.slos, run.limits
+    requests, slos = run.requests, run.slos
     n, asking = one.sizes[COLUMNS], 0
     for k in range(came):
         asking += slos.first_due_s[one.inbox[k]] < np.inf
@@ -269,12 +253,12 @@ def _admit(now_s: float, one: FleetReplica, came: int, memory: N, run: Run) -> i
         r = one.inbox[k]
         if slos.first_due_s[r] < np.inf:
             new_counts[KIND, at], new_counts[PENDING, at] = STANDARD, requests.prompt[r]
-            new_counts[LEFT, at], new_counts[AGAIN, at] = requests.predicted[r], limits.again_tokens
+            new_counts[LEFT, at] = requests.output[r]
             new_times[DUE_S, at], new_times[TPOT_S, at] = slos.first_due_s[r], KEPT_SHARE * requests.tightest_s[r]
-            needs[at] = requests.prompt[r] + requests.predicted[r]
+            needs[at] = requests.prompt[r] + requests.output[r]
             at += 1
     if asking > 0:
-        kv = Kv(float(limits.kv_tokens), 0)
+        kv = Kv(float(run.limits.kv_tokens), 0)
         question = AdmissionQuestion(now_s, one.columns, n, Columns(new_counts, new_times), run.model, kv)
         decide(question, run.tpots_s, accepted, result)
         if accepted.any():
@@ -289,7 +273,7 @@ def _admit(now_s: float, one: FleetReplica, came: int, memory: N, run: Run) -> i
             one.inbox[left] = r
             left += 1
         else:
-            run.out.outcome[r] = ADMITTED
+            run.out.admitted[r] = True
             memory[r] = needs[at]
             one.sizes[WHOLE] += needs[at]
             make_room(one, memory, run)
@@ -305,46 +289,35 @@ def _admit(now_s: float, one: FleetReplica, came: int, memory: N, run: Run) -> i
 
 
 @compiled()
-def _end_step(end_s: float, one: FleetReplica, grants: N, memory: N, run: Run) -> int:
-    """Judge the tokens of a step that has ended and remove requests that have all of theirs; returns the new misses."""
+def _end_step(end_s: float, one: FleetReplica, grants: N, memory: N, run: Run) -> None:
+    """Judge the tokens of a step that has ended and remove requests that have all of theirs."""
     requests, slos, judgement, out = run.requests, run.slos, run.judgement, run.out
-    n, missed = one.sizes[COLUMNS], 0
-    emits = np.zeros(n, np.int64)
+    n = one.sizes[COLUMNS]
+    emits = np.zeros(n, np.bool_)
     counts, times = one.columns
     for i in range(n):
         emits[i] = grants[i] > 0 and grants[i] == counts[PENDING, i]
     commit(end_s, counts, times, n, grants)
     i = 0
     for k in range(n):
+        if not emits[k]:
+            i += 1
+            continue
         r = one.who[i]
-        if emits[k]:
-            first = judgement.tokens[r] == 0
-            before = judgement.misses[r]
-            judge_token(r, end_s, judgement.tokens[r] + 1 == requests.output[r], slos, judgement)
-            missed += before == 0 and judgement.misses[r] > 0 and out.outcome[r] == ADMITTED
-            if first:
-                out.first_s[r] = end_s
-            held = requests.prompt[r] + judgement.tokens[r]
-            if memory[r] == 0:
-                one.sizes[BEST_EFFORT_KV] += 1
-            elif held > memory[r]:
-                one.sizes[WHOLE] += held - memory[r]
-                memory[r] = held
-            if judgement.tokens[r] == requests.output[r]:
-                out.finish_s[r] = end_s
-                if memory[r] > 0:
-                    one.sizes[WHOLE] -= memory[r]
-                    memory[r] = 0
-                    ended(one.certified, counts[LEFT, i])
-                else:
-                    one.sizes[BEST_EFFORT_KV] -= held
-                    one.sizes[BEST_EFFORT_RUNNING] -= 1
-                remove(one, i)
-                continue
-            if memory[r] > 0 and counts[LEFT, i] < 1:
-                predict_again(counts, i)
-                one.certified[PATHS] = 0.0
-                one.sizes[WHOLE] += counts[AGAIN, i]
-                memory[r] += counts[AGAIN, i]
-        i += 1
-    return missed
+        last = judgement.tokens[r] + 1 == requests.output[r]
+        judge_token(r, end_s, last, slos, judgement)
+        if judgement.tokens[r] == 1:
+            out.first_s[r] = end_s
+        if memory[r] == 0:
+            one.sizes[BEST_EFFORT_KV] += 1
+        if not last:
+            i += 1
+            continue
+        out.finish_s[r] = end_s
+        if memory[r] > 0:
+            one.sizes[WHOLE] -= memory[r]
+            memory[r] = 0
+        else:
+            one.sizes[BEST_EFFORT_KV] -= requests.prompt[r] + requests.output[r]
+            one.sizes[BEST_EFFORT_RUNNING] -= 1
+        remove(one, i)

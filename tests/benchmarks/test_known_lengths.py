@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.known_lengths import Prediction, drawn
+from benchmarks.known_lengths import drawn
 from benchmarks.length_policies import (
     ExactLength,
     ForkingCluster,
@@ -80,17 +80,3 @@ def test_every_request_is_drawn_once_before_any_comes_again() -> None:
     assert sorted(some.input_tokens[:3].tolist()) == sorted(some.input_tokens[3:].tolist()) == [1, 2, 3]
     assert (some.output_tokens == some.input_tokens + 3).all()
     assert some.arrival_s[0] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("prediction", "tokens", "again"),
-    [
-        (Prediction(0.9), [91, 91], 0),
-        (Prediction(0.5, again=True), [51, 51], 25),
-        (Prediction(mean=True), [50, 50], 0),
-        (Prediction(), [7, 8], 0),
-    ],
-)
-def test_predictions_for_admission(prediction: Prediction, tokens: list[int], again: int) -> None:
-    predicted, more = prediction.tokens(np.arange(1, 101), np.array([7, 8]))
-    assert (predicted.tolist(), more) == (tokens, again)

@@ -1,11 +1,7 @@
 """A reply that outlives its prediction is predicted again: admission counts with what replies as long as it still have."""
 
-import numpy as np
 import pytest
 
-from penstock.planner_service.simulator import EngineLimits, Replica, Workload
-from penstock.planner_service.simulator.judged import Judged, Promises, SloReplicas
-from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.domain.slo.compiled.layout import Kv, step_model
 from penstock.services.domain.slo.compiled.table import RequestTable, TableRequest, decide
@@ -69,21 +65,3 @@ def test_the_next_prediction_is_that_of_the_replies_that_were_longer() -> None:
     assert replies.predict_after(361, 1000) == replies.predict(361, 1000) - 361 == 36
     assert replies.predict_after(361, 380) == 19
     assert replies.predict_after(200, 200) == 0
-
-
-def test_fewer_promises_break_where_kv_is_short_and_some_replies_are_long() -> None:
-    """One reply in five is ten times as long as predicted."""
-    rng = np.random.default_rng(1)
-    n, predicted = 400, 50
-    output = np.where(rng.random(n) < 0.2, 500, rng.integers(20, 50, n))
-    work = Workload(np.cumsum(rng.exponential(0.05, n)), np.full(n, 200), output)
-    promises = Promises.of_one_phase(np.full(n, 2.0), np.full(n, 0.05))
-    fleet = SloReplicas(Replica(ReplicaShape(1, 1), LATENCY, 8_000, EngineLimits(64, 1024)))
-
-    def served(again_tokens: int) -> Judged:
-        return fleet.serve(work, promises, predicted=np.full(n, predicted), again_tokens=again_tokens)
-
-    alone, again = served(0), served(450)
-    broken = [int((judged.admitted & ~judged.attained).sum()) for judged in (alone, again)]
-    assert broken[1] < 0.7 * broken[0]
-    assert again.attained.sum() > alone.attained.sum()
