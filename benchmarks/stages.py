@@ -167,8 +167,7 @@ def replay(name: str, mixed: float) -> dict[str, Any]:
             **asdict(figures_of(served)),
             "sustained_per_s": replayer.sustained_per_s(policy),
             "classes": by_class(replayer.work, served),
-            "moved_tokens": served.moved_tokens,
-            "moves_failed": served.failed_moves,
+            "moved": served.moved,
         }
         row = rows[contender]
         print(

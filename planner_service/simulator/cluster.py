@@ -78,8 +78,6 @@ class Cluster:
     now_s: float = 0.0
     transfers: list[Transfer] = field(default_factory=list)
     moved: int = 0
-    moved_tokens: int = 0
-    failed_moves: int = 0
 
     def __post_init__(self) -> None:
         n, e = len(self.work), self.instances
@@ -180,7 +178,6 @@ class Cluster:
         needed = -(-int(self.computed[r]) // self.replica.limits.block_tokens)
         runs = r in self.running(t.source) and self.length[r] > self.work.input_tokens[r]
         if not runs or needed > target[FREE] or target[RUNNING] >= self.replica.limits.max_running:
-            self.failed_moves += 1
             return False
         kernel.remove(source, self._requests, r)
         self.blocks[r] = needed
@@ -189,5 +186,4 @@ class Cluster:
         kernel.put_in(self.parts[t.target], r, at_s)
         self.home[r] = t.target
         self.moved += 1
-        self.moved_tokens += int(self.length[r])
         return True

@@ -163,7 +163,6 @@ class Staged(Policy):
 
     def _begin(self, request: int, source: int, target: int) -> None:
         if self.cluster.length[request] >= self.cluster.free_tokens(target):  # taken meanwhile: it stays
-            self.cluster.failed_moves += 1
             self._forget(request, source)
             return
         self._receivers[target].started(str(request))
