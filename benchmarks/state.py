@@ -40,7 +40,7 @@ from penstock.services.background import end
 from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role
 from penstock.services.domain.mesh_view import PULL_INTERVAL_S, MeshView
 from penstock.services.domain.stages.places import MAX_NEIGHBOURS, neighbours
-from penstock.services.mesh_schema import MeshStages
+from penstock.services.mesh_schema.stages import MeshStages
 from penstock.services.processes import free_port
 from penstock.services.settings import ServiceSettings
 from penstock.services.state.connection import StateUnavailable, connect

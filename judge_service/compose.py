@@ -7,7 +7,8 @@ from penstock.judge_service.servicer import SERVICE, JudgeServicer
 from penstock.proto.judge.v1 import judge_pb2_grpc
 from penstock.services.extensions.scorers import scorer_of, scorer_problems
 from penstock.services.field_problems import SettingsError, joined
-from penstock.services.mesh_schema import MeshFile, MeshScorer
+from penstock.services.mesh_schema.judge import MeshScorer
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.services.runtime import Chassis
 
 

@@ -20,7 +20,7 @@ from penstock.services.domain.mesh_view import MeshView
 from penstock.services.domain.plans import same_models
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_file import digest
-from penstock.services.mesh_schema import MeshReplan
+from penstock.services.mesh_schema.planner import MeshReplan
 from penstock.services.runtime import Chassis
 from penstock.services.state.feed import MeshFeed
 from penstock.services.state.leadership import Leadership

@@ -10,7 +10,8 @@ from penstock.router_service.tenancy.tenancy import Tenancy
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.domain.plans import CASCADE_MODEL
 from penstock.services.domain.slo.promises import Promise
-from penstock.services.mesh_schema import MeshRouter, MeshSlo
+from penstock.services.mesh_schema.router import MeshRouter
+from penstock.services.mesh_schema.slo import MeshSlo
 from penstock.types.mesh_status import ServedModel
 from penstock.types.slo import Slo
 

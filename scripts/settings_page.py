@@ -11,25 +11,14 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from penstock.services.extensions.lookup import ENGINES, SCORERS, entry_points_of, extension
-from penstock.services.mesh_schema import (
-    MeshAccess,
-    MeshFile,
-    MeshJudge,
-    MeshPlanner,
-    MeshPromptSamples,
-    MeshReplan,
-    MeshRouter,
-    MeshScaling,
-    MeshScorer,
-    MeshSlo,
-    MeshSloClass,
-    MeshSloPhase,
-    MeshSpeculation,
-    MeshStages,
-    MeshTenant,
-    MeshTier,
-    MeshTls,
-)
+from penstock.services.mesh_schema.access import MeshAccess, MeshTenant, MeshTls
+from penstock.services.mesh_schema.judge import MeshJudge, MeshScorer
+from penstock.services.mesh_schema.mesh import MeshFile
+from penstock.services.mesh_schema.planner import MeshPlanner, MeshReplan, MeshScaling
+from penstock.services.mesh_schema.router import MeshPromptSamples, MeshRouter
+from penstock.services.mesh_schema.slo import MeshSlo, MeshSloClass, MeshSloPhase
+from penstock.services.mesh_schema.stages import MeshStages
+from penstock.services.mesh_schema.tiers import MeshSpeculation, MeshTier
 from penstock.services.settings import ServiceSettings
 from penstock.types.rules import LongAnswers, SkipFor
 

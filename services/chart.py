@@ -9,7 +9,8 @@ import yaml
 from penstock.services.extensions.engines import engine_of
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_file import load_mesh_file
-from penstock.services.mesh_schema import MeshFile, MeshTier
+from penstock.services.mesh_schema.mesh import MeshFile
+from penstock.services.mesh_schema.tiers import MeshTier
 from penstock.services.settings import ServiceSettings
 
 SERVER_PORT = 30000

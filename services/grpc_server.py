@@ -15,7 +15,7 @@ from grpc._cython import cygrpc
 from grpc.aio import _server as grpc_aio_server
 
 from penstock.services import open_files
-from penstock.services.mesh_schema import MeshRouter
+from penstock.services.mesh_schema.router import MeshRouter
 
 _log = logging.getLogger(__name__)
 

@@ -25,7 +25,8 @@ from penstock.services.extensions.scorers import (
 from penstock.services.field_problems import SettingsError, field_problems
 from penstock.services.mesh_file import read_mesh_data
 from penstock.services.mesh_rules import Ports, disagreements, port_problems
-from penstock.services.mesh_schema import WITHOUT_LOGPROBS, MeshFile, MeshScorer
+from penstock.services.mesh_schema.judge import WITHOUT_LOGPROBS, MeshScorer
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.services.score_predictor_file import read_score_predictor
 from penstock.services.settings import ServiceSettings
 from penstock.types.judging import ScorerInfo

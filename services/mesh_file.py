@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from penstock.question_files.errors import yaml_problem
 from penstock.services.field_problems import SettingsError, field_problems, joined
 from penstock.services.mesh_rules import disagreements
-from penstock.services.mesh_schema import MeshFile
+from penstock.services.mesh_schema.mesh import MeshFile
 
 
 def load_mesh_file(path: Path) -> MeshFile:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from penstock.services.acceptance.pipeline import predicting
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.plans import check_plan
-from penstock.services.mesh_schema import MAX_PORT, MeshFile, processes_problem
+from penstock.services.mesh_schema.common import MAX_PORT
+from penstock.services.mesh_schema.mesh import MeshFile
+from penstock.services.mesh_schema.router import processes_problem
 from penstock.services.redis_url import redis_url_problem
 from penstock.types.problems import FieldProblem
 

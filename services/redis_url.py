@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Self
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
-from penstock.services.mesh_schema import MAX_PORT
+from penstock.services.mesh_schema.common import MAX_PORT
 
 SENTINEL = "+sentinel"
 SENTINEL_PORT = 26379

@@ -30,7 +30,7 @@ from penstock.services.health import Health
 from penstock.services.interceptors import ChassisInterceptor
 from penstock.services.loading import LoadingProgress
 from penstock.services.mesh_file import load_mesh_file
-from penstock.services.mesh_schema import MeshFile
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.services.process_heartbeat import send_heartbeats
 from penstock.services.process_slot import ProcessSlot
 from penstock.services.processes import exits_on_unusable_settings

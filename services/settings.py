@@ -16,7 +16,9 @@ from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.mesh_view import PULL_INTERVAL_S
 from penstock.services.domain.server_nodes import ServerNode
 from penstock.services.field_problems import SettingsError, field_problems, joined
-from penstock.services.mesh_schema import MAX_PORT, MAX_ROUTER_PROCESSES, MeshFile, processes_problem
+from penstock.services.mesh_schema.common import MAX_PORT
+from penstock.services.mesh_schema.mesh import MeshFile
+from penstock.services.mesh_schema.router import MAX_ROUTER_PROCESSES, processes_problem
 from penstock.services.redis_url import redis_url_problem
 from penstock.types.problems import FieldProblem
 

@@ -16,7 +16,8 @@ from penstock.services.domain.stages.worth import move_s
 from penstock.services.extensions.engines import engine_of, tier_in_shape, tier_problems
 from penstock.services.field_problems import SettingsError, joined
 from penstock.services.mesh_file import load_mesh_file
-from penstock.services.mesh_schema import MeshFile, MeshTier
+from penstock.services.mesh_schema.mesh import MeshFile
+from penstock.services.mesh_schema.tiers import MeshTier
 from penstock.services.processes import exits_on_unusable_settings
 from penstock.services.runtime import Chassis
 from penstock.services.settings import ServiceSettings

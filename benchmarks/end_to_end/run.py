@@ -28,7 +28,7 @@ from penstock.planner_service.question.demand import demand_of, draw_demand, str
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.simulator import Workload
 from penstock.services.mesh_file import load_mesh_file, read_mesh_data
-from penstock.services.mesh_schema import MeshFile
+from penstock.services.mesh_schema.mesh import MeshFile
 from tests.support.inputs import read_quality
 
 TRACE = "traces/azure2023_conv.csv.gz"

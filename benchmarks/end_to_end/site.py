@@ -21,7 +21,7 @@ from penstock.planner_service.files.measured import read_trace
 from penstock.planner_service.question.site import Site
 from penstock.planner_service.simulator import Workload
 from penstock.services.gguf import gguf_file, read_metadata
-from penstock.services.mesh_schema import MeshTier
+from penstock.services.mesh_schema.tiers import MeshTier
 from tests.support.inputs import read_site
 
 KV_TOKENS_EACH, MAX_STEP_TOKENS = 1024, 512  # of each worker (for each of its requests), the same for profile and mesh

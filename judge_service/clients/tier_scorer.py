@@ -9,7 +9,8 @@ from pydantic import Field
 from penstock.judge_service.scoring.extension import ScorerSite, TimedScorer
 from penstock.judge_service.scoring.questions import REPLY_TOKENS
 from penstock.services.domain.instances import Role
-from penstock.services.mesh_schema import MeshFile, MeshScorer
+from penstock.services.mesh_schema.judge import MeshScorer
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.types.problems import FieldProblem
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from pydantic import Field
 from penstock.judge_service.scoring.extension import ScorerExtension, ScorerSite
 from penstock.judge_service.scoring.interface import Scorer
 from penstock.judge_service.scoring.registry import NamedScorer, at_positions
-from penstock.services.mesh_schema import MeshFile, MeshScorer
+from penstock.services.mesh_schema.judge import MeshScorer
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.types.judging import JudgedAnswer, ScoreResult, ScorerInfo
 from penstock.types.problems import FieldProblem
 

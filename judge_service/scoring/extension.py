@@ -16,7 +16,8 @@ from penstock.judge_service.scoring.interface import RawScore, Scorer
 from penstock.judge_service.scoring.registry import NamedScorer, RegisteredScorer
 from penstock.services.extensions.scorers import ScorerOptions, asked_scorers, is_calibrated, scorer_of
 from penstock.services.field_problems import SettingsError
-from penstock.services.mesh_schema import MeshFile, MeshScorer
+from penstock.services.mesh_schema.judge import MeshScorer
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.services.model_folder import model_folder
 from penstock.services.settings import ServiceSettings, environment_value
 from penstock.types.judging import JudgedAnswer, ScorerInfo

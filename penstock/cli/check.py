@@ -10,7 +10,7 @@ from penstock.cli import targets
 from penstock.cli.output import errors, needs_extra, print_json, print_line
 
 if TYPE_CHECKING:
-    from penstock.services.mesh_schema import MeshFile
+    from penstock.services.mesh_schema.mesh import MeshFile
 
 
 @needs_extra("check", "service")

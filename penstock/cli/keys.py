@@ -11,7 +11,7 @@ from penstock.cli.output import console, fail, failing_on, needs_extra, print_js
 
 if TYPE_CHECKING:
     from penstock.services.access.api_keys import ApiKey, KeyFile
-    from penstock.services.mesh_schema import MeshFile
+    from penstock.services.mesh_schema.mesh import MeshFile
 
 app = typer.Typer(no_args_is_help=True)
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.services.mesh_schema import MeshFile
+from penstock.services.mesh_schema.mesh import MeshFile
 
 DRIVER = Path("/proc/driver/nvidia/gpus")
 """Has a folder for each GPU of NVIDIA's."""

@@ -17,7 +17,7 @@ from penstock.placement.workers import Workers
 from penstock.services.domain.instances import DesiredWorkers, InstanceRecord, Role
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.domain.rolling import Roll, next_moves, roll_steps, step_text
-from penstock.services.mesh_schema import MeshFile
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.types.mesh_status import Loading
 from penstock.types.plans import Plan
 

@@ -15,7 +15,7 @@ from penstock.question_files.questions import yaml_fields
 from penstock.services.field_problems import SettingsError, joined
 from penstock.services.mesh_check import check_mesh_file
 from penstock.services.mesh_file import load_mesh_file, read_mesh_data
-from penstock.services.mesh_schema import MeshFile
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.services.settings import ServiceSettings
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.extensions.engines import engine_of, tier_in_shape
-from penstock.services.mesh_schema import MeshFile
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.services.processes import ProcessSpec
 
 STOP_ORDER = {"router": 1, "worker": 2, "judge": 2, "planner": 3, "redis": 9}

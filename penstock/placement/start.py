@@ -6,7 +6,7 @@ from pathlib import Path
 
 from penstock.services.extensions.engines import engine_of
 from penstock.services.extensions.scorers import scorer_of
-from penstock.services.mesh_schema import MeshFile
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.services.model_folder import is_hub_id
 from penstock.services.settings import ServiceSettings
 

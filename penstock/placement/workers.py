@@ -8,7 +8,7 @@ from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.instances import InstanceRecord
 from penstock.services.domain.rolling import Kinds, ReplicaKind
 from penstock.services.extensions.engines import engine_of
-from penstock.services.mesh_schema import MeshFile
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.types.plans import Plan, TierPlan
 
 

@@ -19,7 +19,7 @@ from penstock.services.acceptance.pipeline import OF_PLANS, predicting
 from penstock.services.chart import Replicas, chart_values, to_yaml, worker_values
 from penstock.services.domain.errors import invalid
 from penstock.services.mesh_file import load_mesh_file, read_mesh_data
-from penstock.services.mesh_schema import MeshFile
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.services.settings import ServiceSettings
 
 

@@ -13,7 +13,7 @@ from penstock.planner_service.simulator.remote import RemoteTier
 from penstock.services.domain.errors import check, invalid
 from penstock.services.domain.hardware import ClusterSpec, ModelSpec, Runtime
 from penstock.services.domain.latency import StepLatencyModel
-from penstock.services.mesh_schema import MeshJudge
+from penstock.services.mesh_schema.judge import MeshJudge
 from penstock.types.planning import Cascade, CascadeJudge, CascadeTier, Cluster, MeasuredReplica, RemoteApi
 from penstock.types.problems import FieldProblem
 from penstock.types.ranges import range_problems

@@ -11,7 +11,7 @@ from penstock.services.background import BackgroundWork, Works
 from penstock.services.clock import Clock
 from penstock.services.domain.dispatch import wait_s
 from penstock.services.domain.instances import DesiredWorkers, InstanceRecord
-from penstock.services.mesh_schema import MeshFile
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.types.plans import Plan, TierPlan
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from penstock.services.clock import Clock
 from penstock.services.domain.errors import Unavailable, check
 from penstock.services.domain.instances import InstanceRecord, Role
 from penstock.services.domain.plans import same_model
-from penstock.services.mesh_schema import MeshFile
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.services.state.connection import StateUnavailable
 from penstock.services.state.feed import MeshFeed
 from penstock.services.state.leadership import Leadership

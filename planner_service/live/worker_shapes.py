@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.extensions.engines import engine_of, tier_in_shape
 from penstock.services.field_problems import SettingsError
-from penstock.services.mesh_schema import MeshFile
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.types.deployments import ReplicaGroup
 from penstock.types.plans import TierPlan
 from penstock.types.problems import FieldProblem

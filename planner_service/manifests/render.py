@@ -23,7 +23,8 @@ from penstock.services.domain.errors import invalid
 from penstock.services.domain.hardware import ClusterSpec, ReplicaShape
 from penstock.services.domain.server_nodes import node_counts
 from penstock.services.extensions.engines import engine_of, tier_in_shape
-from penstock.services.mesh_schema import MeshFile, MeshTier
+from penstock.services.mesh_schema.mesh import MeshFile
+from penstock.services.mesh_schema.tiers import MeshTier
 from penstock.services.settings import ServiceSettings
 from penstock.types.planned import CascadePlan, PlannedTier
 

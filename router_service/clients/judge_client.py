@@ -22,7 +22,7 @@ from penstock.services import errors, telemetry
 from penstock.services.channels import ChannelPool
 from penstock.services.domain.errors import DeadlineExceeded, Overloaded, PenstockError, Unavailable
 from penstock.services.domain.instances import Role
-from penstock.services.mesh_schema import MeshRouter
+from penstock.services.mesh_schema.router import MeshRouter
 from penstock.types.judging import JudgedAnswer, ScoreRequest, ScorerInfo
 
 _log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from penstock.services.background import end
 from penstock.services.domain.errors import DeadlineExceeded, PenstockError
 from penstock.services.domain.instances import InstanceRecord
 from penstock.services.domain.slo.sliding_sample import SlidingSample
-from penstock.services.mesh_schema import MeshSlo
+from penstock.services.mesh_schema.slo import MeshSlo
 from penstock.types.events import TierAdmitted, TierDeclined
 from penstock.types.mesh_status import ReplyMoved
 from penstock.types.replies import FinishReason

@@ -42,7 +42,8 @@ from penstock.services.domain.errors import (
 )
 from penstock.services.domain.instances import InstanceRecord
 from penstock.services.event_streams import OnTokens
-from penstock.services.mesh_schema import MeshRouter, MeshSlo
+from penstock.services.mesh_schema.router import MeshRouter
+from penstock.services.mesh_schema.slo import MeshSlo
 from penstock.types.events import TierAdmitted
 from penstock.types.mesh_status import ReplyMoved
 from penstock.types.replies import FinishReason, Usage

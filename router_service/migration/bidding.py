@@ -23,7 +23,7 @@ from penstock.services.domain.instances import InstanceRecord
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.domain.stages.bidding import Ask, Bid, choose
 from penstock.services.domain.stages.places import by_preference, outgrown_to, peers
-from penstock.services.mesh_schema import MeshStages
+from penstock.services.mesh_schema.stages import MeshStages
 from penstock.types.mesh_status import ReplyMoved
 from penstock.types.workers import MoveAdvice, MoveReason, NotMoved
 

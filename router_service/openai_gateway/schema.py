@@ -16,7 +16,7 @@ from penstock.router_service.openai_gateway.json_values import StrictModel, chec
 from penstock.router_service.openai_gateway.structured import StructuredFields
 from penstock.router_service.openai_gateway.tools import MessageToolCalls, ToolFields
 from penstock.services.domain.errors import InvalidRequest
-from penstock.services.mesh_schema import MeshSloClass
+from penstock.services.mesh_schema.slo import MeshSloClass
 from penstock.types.problems import FieldProblem, length_problems, shortened
 from penstock.types.prompts import (
     MAX_MESSAGES,

@@ -19,7 +19,7 @@ from penstock.services.access.tenants import Caller, rate_limit_headers, reserve
 from penstock.services.background import BackgroundWork, Works
 from penstock.services.counters import LabelledCounter
 from penstock.services.domain.errors import PenstockError, PermissionDenied, RateLimited, Unauthenticated
-from penstock.services.mesh_schema import MeshTenant
+from penstock.services.mesh_schema.access import MeshTenant
 from penstock.services.state.connection import StateUnavailable
 from penstock.services.state.limits import HOLD_S, SharedLimits
 from penstock.services.state.usage import UsageOf, UsageStore

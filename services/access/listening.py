@@ -4,7 +4,7 @@ import logging
 
 from penstock.services.access.roles import listening_host
 from penstock.services.domain.instances import Role
-from penstock.services.mesh_schema import MeshFile
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.services.settings import ServiceSettings
 
 _log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.services.mesh_schema import MeshTenant
+from penstock.services.mesh_schema.access import MeshTenant
 from penstock.types.prompts import Prompt, TokenPrompt
 from penstock.types.sampling import SamplingParams
 

@@ -10,8 +10,9 @@ from pydantic import BaseModel
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.extensions.lookup import ENGINES, extension, validated, within
 from penstock.services.field_problems import SettingsError
-from penstock.services.mesh_schema import MeshFile, MeshTier
 from penstock.services.mesh_schema.common import FROZEN
+from penstock.services.mesh_schema.mesh import MeshFile
+from penstock.services.mesh_schema.tiers import MeshTier
 from penstock.services.model_folder import ModelProblem, folder_problem, model_problem
 from penstock.services.settings import ServiceSettings
 from penstock.types.problems import FieldProblem

@@ -8,8 +8,9 @@ from pydantic import BaseModel
 
 from penstock.services.extensions.lookup import SCORERS, extension, validated, within
 from penstock.services.field_problems import SettingsError
-from penstock.services.mesh_schema import MeshFile, MeshScorer
 from penstock.services.mesh_schema.common import FROZEN
+from penstock.services.mesh_schema.judge import MeshScorer
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.services.model_folder import folder_problem, model_problem
 from penstock.services.settings import ServiceSettings, environment_value
 from penstock.types.problems import FieldProblem

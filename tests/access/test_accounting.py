@@ -20,7 +20,7 @@ from penstock.services.access.guard import certified_roles
 from penstock.services.access.roles import CallerRole
 from penstock.services.access.tenants import Caller
 from penstock.services.domain.errors import RateLimited
-from penstock.services.mesh_schema import MeshTenant
+from penstock.services.mesh_schema.access import MeshTenant
 from penstock.services.state.connection import connect
 from penstock.services.state.keys import Keys
 from penstock.services.state.limits import SharedLimits

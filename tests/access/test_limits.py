@@ -19,7 +19,8 @@ from penstock.services.access.tenants import (
     reserved_tokens,
 )
 from penstock.services.domain.errors import InvalidRequest, PermissionDenied, RateLimited
-from penstock.services.mesh_schema import MeshFile, MeshTenant
+from penstock.services.mesh_schema.access import MeshTenant
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.services.state.connection import connect
 from penstock.services.state.keys import Keys
 from penstock.services.state.limits import SharedLimits

@@ -26,7 +26,7 @@ from penstock.services.access.api_keys import KeyFile, new_key
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.instances import Role
 from penstock.services.field_problems import SettingsError
-from penstock.services.mesh_schema import MeshTenant
+from penstock.services.mesh_schema.access import MeshTenant
 from penstock.services.state.connection import connect
 from penstock.types.mesh_status import TenantUsage
 from penstock.types.sampling import SamplingParams

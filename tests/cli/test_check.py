@@ -15,7 +15,7 @@ from penstock.placement.mesh_input import MeshOptions
 from penstock.services.field_problems import SettingsError
 from penstock.services.mesh_check import judging
 from penstock.services.mesh_file import load_mesh_file
-from penstock.services.mesh_schema import MeshFile
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.services.settings import ServiceSettings
 from penstock.worker_service.compose import build_engine
 from tests.conftest import FAMILY, ROOT

@@ -26,7 +26,7 @@ from penstock import (
 )
 from penstock.local.mesh import LocalMesh
 from penstock.placement.mesh_input import MeshOptions
-from penstock.services.mesh_schema import MeshRouter
+from penstock.services.mesh_schema.router import MeshRouter
 from tests.conftest import FAMILY, write_mesh_file
 from tests.support.read_stream import ReadStream
 

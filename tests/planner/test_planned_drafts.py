@@ -17,7 +17,7 @@ from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.speculation.choice import best, windows
 from penstock.services.mesh_file import load_mesh_file
-from penstock.services.mesh_schema import MeshSpeculation
+from penstock.services.mesh_schema.tiers import MeshSpeculation
 from tests.support.cli import penstock as run
 from tests.support.present import present
 from tests.support.questions import asked

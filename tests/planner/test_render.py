@@ -13,7 +13,7 @@ import yaml
 from penstock.judge_service.scorers.llm.extension import Llm
 from penstock.services.extensions.scorers import scorer_of
 from penstock.services.mesh_file import load_mesh_file
-from penstock.services.mesh_schema import MeshFile
+from penstock.services.mesh_schema.mesh import MeshFile
 from tests.conftest import ROOT
 from tests.support.cli import penstock as run
 

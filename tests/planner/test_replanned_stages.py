@@ -29,7 +29,7 @@ from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.domain.plans import check_plan
 from penstock.services.domain.workload import RequestRecord, TierVisit, Window
 from penstock.services.mesh_file import load_mesh_file
-from penstock.services.mesh_schema import MeshFile
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.services.state.workload import WorkloadStore
 from penstock.types.deployments import ReplicaGroup
 from penstock.types.planned import CascadePlan, PlanEvent, PlannedTier

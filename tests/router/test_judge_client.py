@@ -22,7 +22,7 @@ from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, 
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.errors import to_status
 from penstock.services.grpc_types import Context
-from penstock.services.mesh_schema import MeshRouter
+from penstock.services.mesh_schema.router import MeshRouter
 from penstock.types.judging import JudgedAnswer
 from penstock.types.prompts import TextPrompt
 from penstock.types.replies import FinishReason

@@ -22,7 +22,7 @@ from penstock.services.channels import ChannelPool
 from penstock.services.domain.instances import InstanceRecord, ModelCard, Role
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.domain.stages.bidding import Ask
-from penstock.services.mesh_schema import MeshStages
+from penstock.services.mesh_schema.stages import MeshStages
 from penstock.types.mesh_status import ReplyMoved, StagePlace
 from penstock.types.prompts import TextPrompt
 from penstock.types.requests import GenerationRequest

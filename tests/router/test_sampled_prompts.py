@@ -19,7 +19,7 @@ from penstock.router_service.telemetry.recorders import HELD_PROMPTS, PromptSamp
 from penstock.services.access.api_keys import KeyFile, new_key
 from penstock.services.domain.errors import InvalidRequest
 from penstock.services.domain.prompt_samples import MAX_SAMPLE_BYTES, PromptSample
-from penstock.services.mesh_schema import MeshFile
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.services.score_predictor_file import read_score_predictor
 from penstock.services.state.connection import StateUnavailable, connect
 from penstock.services.state.keys import Keys

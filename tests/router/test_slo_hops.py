@@ -14,7 +14,7 @@ from penstock.router_service.generation.tier_generation import TierGeneration
 from penstock.router_service.generation.tier_times import MAX_AGE_S, TierTimes
 from penstock.services.domain.instances import SloHeadroom
 from penstock.services.domain.slo.promises import MIN_REMAINDER_S, Promise
-from penstock.services.mesh_schema import MeshSlo
+from penstock.services.mesh_schema.slo import MeshSlo
 from penstock.types.events import InstanceChanged, TierAdmitted, TierDeclined, TierStarted
 from penstock.types.mesh_status import ReplyMoved
 from penstock.types.plans import TierPlan

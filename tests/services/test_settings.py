@@ -10,15 +10,11 @@ import yaml
 from penstock.services.field_problems import SettingsError, joined
 from penstock.services.mesh_check import check_mesh_file
 from penstock.services.mesh_file import digest, load_mesh_file
-from penstock.services.mesh_schema import (
-    MeshFile,
-    MeshJudge,
-    MeshPlanner,
-    MeshReplan,
-    MeshRouter,
-    MeshScorer,
-    MeshTier,
-)
+from penstock.services.mesh_schema.judge import MeshJudge, MeshScorer
+from penstock.services.mesh_schema.mesh import MeshFile
+from penstock.services.mesh_schema.planner import MeshPlanner, MeshReplan
+from penstock.services.mesh_schema.router import MeshRouter
+from penstock.services.mesh_schema.tiers import MeshTier
 from penstock.services.settings import ServiceSettings
 from scripts.settings_page import documented
 

@@ -22,7 +22,7 @@ from penstock.services.domain.instances import InstanceRecord, Role
 from penstock.services.domain.score_prediction import ScorePredictor
 from penstock.services.errors import to_status
 from penstock.services.grpc_types import Context
-from penstock.services.mesh_schema import MeshRouter
+from penstock.services.mesh_schema.router import MeshRouter
 from penstock.types.events import Judged
 from penstock.types.plans import Plan, TierPlan
 from penstock.types.prompts import ChatMessage, ChatPrompt

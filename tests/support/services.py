@@ -12,7 +12,7 @@ import redis
 
 from penstock.services.domain.instances import Role
 from penstock.services.mesh_file import load_mesh_file
-from penstock.services.mesh_schema import MeshFile
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.services.process_slot import ProcessSlot
 from penstock.services.runtime import Chassis, Compose, serve
 from penstock.services.settings import ServiceSettings

@@ -18,7 +18,9 @@ from penstock.router_service.migration.bidding import MoveAgent
 from penstock.router_service.routing.instance_pool import InstancePool
 from penstock.services.channels import ChannelPool
 from penstock.services.domain.mesh_view import MeshView
-from penstock.services.mesh_schema import MeshRouter, MeshSlo, MeshStages
+from penstock.services.mesh_schema.router import MeshRouter
+from penstock.services.mesh_schema.slo import MeshSlo
+from penstock.services.mesh_schema.stages import MeshStages
 from penstock.types.events import InstanceChanged, TierStarted
 from penstock.types.prompts import TextPrompt
 from penstock.types.requests import Draft, GenerationRequest

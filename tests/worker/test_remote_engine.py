@@ -14,7 +14,7 @@ from aiohttp import web
 from penstock import InvalidRequestError, Options, StructuredOutput, Tool
 from penstock.services.domain.errors import Overloaded, Unavailable, UnsupportedByModel
 from penstock.services.mesh_check import check_mesh_file
-from penstock.services.mesh_schema import MeshTier
+from penstock.services.mesh_schema.tiers import MeshTier
 from penstock.services.processes import free_port
 from penstock.types.prompts import ChatMessage, ChatPrompt, TextPrompt
 from penstock.types.replies import FinishReason, TokenFrame

@@ -12,7 +12,9 @@ from aiohttp import web
 
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.domain.slo.attainment import AttainmentTracker
-from penstock.services.mesh_schema import MeshFile, MeshSlo, MeshTier
+from penstock.services.mesh_schema.mesh import MeshFile
+from penstock.services.mesh_schema.slo import MeshSlo
+from penstock.services.mesh_schema.tiers import MeshTier
 from penstock.services.settings import ServiceSettings
 from penstock.types.prompts import TokenPrompt
 from penstock.types.replies import FinishReason, TokenFrame

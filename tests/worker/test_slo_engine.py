@@ -20,7 +20,8 @@ from penstock.services.domain.slo.draft_windows import DraftPace, longest_window
 from penstock.services.domain.slo.reply_length import MIN_REPLIES, ReplyLengths
 from penstock.services.domain.slo.speculation import SpeculationTier, plan_of, speculation_lengths
 from penstock.services.field_problems import SettingsError
-from penstock.services.mesh_schema import MeshFile, MeshTier
+from penstock.services.mesh_schema.mesh import MeshFile
+from penstock.services.mesh_schema.tiers import MeshTier
 from penstock.services.settings import ServiceSettings
 from penstock.types.prompts import TokenPrompt
 from penstock.types.replies import FinishReason, TokenFrame

@@ -14,7 +14,8 @@ from models.training import tasks
 from penstock.services.clock import SystemClock
 from penstock.services.domain.speculation.choice import ChainCandidate
 from penstock.services.extensions.engines import tier_problems
-from penstock.services.mesh_schema import MeshFile, MeshSpeculation, MeshTier
+from penstock.services.mesh_schema.mesh import MeshFile
+from penstock.services.mesh_schema.tiers import MeshSpeculation, MeshTier
 from penstock.services.settings import ServiceSettings
 from penstock.types.mesh_status import Drafting
 from penstock.types.prompts import ChatMessage, ChatPrompt, TokenPrompt

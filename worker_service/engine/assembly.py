@@ -12,7 +12,7 @@ from typing import Protocol
 
 from penstock.services.clock import Clock
 from penstock.services.domain.latency import StepLatencyModel
-from penstock.services.mesh_schema import DEFAULT_STEP_TOKENS
+from penstock.services.mesh_schema.common import DEFAULT_STEP_TOKENS
 from penstock.types.sampling import SamplingDefaults
 from penstock.worker_service.engine.core import CoreLimits, EngineCore
 from penstock.worker_service.engine.extension import Progress, untold

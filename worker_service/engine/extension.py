@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from penstock.services.extensions.engines import EngineOptions, ServerContainer
 from penstock.services.field_problems import SettingsError
-from penstock.services.mesh_schema import MeshFile, MeshTier
+from penstock.services.mesh_schema.mesh import MeshFile
+from penstock.services.mesh_schema.tiers import MeshTier
 from penstock.services.settings import ServiceSettings
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.services.extensions.lookup import DRAFTERS, entry_points_of
-from penstock.services.mesh_schema import MeshFile, MeshTier
+from penstock.services.mesh_schema.mesh import MeshFile
+from penstock.services.mesh_schema.tiers import MeshTier
 from penstock.services.model_folder import model_folder
 from penstock.types.problems import FieldProblem
 from penstock.worker_service.engine.extension import EngineSite

@@ -13,7 +13,8 @@ from penstock.judge_service.scoring.interface import RawScore
 from penstock.judge_service.scoring.registry import RegisteredScorer
 from penstock.services.extensions.scorers import scorer_of
 from penstock.services.field_problems import SettingsError
-from penstock.services.mesh_schema import MeshFile, MeshScorer
+from penstock.services.mesh_schema.judge import MeshScorer
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.types.problems import FieldProblem
 
 if TYPE_CHECKING:

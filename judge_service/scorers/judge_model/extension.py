@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from penstock.judge_service.scoring.backlog import Backlog
 from penstock.judge_service.scoring.extension import ScorerExtension, ScorerSite
-from penstock.services.mesh_schema import MeshFile, MeshScorer
+from penstock.services.mesh_schema.judge import MeshScorer
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.types.problems import FieldProblem
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from penstock.judge_service.scoring.interface import RawScore, Scorer
 from penstock.judge_service.scoring.questions import REPLY_TOKENS, Messages
 from penstock.services.background import gathered
 from penstock.services.domain.errors import RequestFailed, Unavailable
-from penstock.services.mesh_schema import MeshFile, MeshScorer
+from penstock.services.mesh_schema.judge import MeshScorer
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.types.judging import JudgedAnswer
 from penstock.types.problems import FieldProblem
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from penstock.judge_service.scoring.extension import ScorerSite, TimedScorer
-from penstock.services.mesh_schema import MeshFile, MeshScorer
+from penstock.services.mesh_schema.judge import MeshScorer
+from penstock.services.mesh_schema.mesh import MeshFile
 from penstock.types.problems import FieldProblem
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from penstock.services.domain.instances import Load
 from penstock.services.event_streams import OnTokens
-from penstock.services.mesh_schema import MeshTier
+from penstock.services.mesh_schema.tiers import MeshTier
 from penstock.types.prompts import ChatPrompt
 from penstock.types.replies import FinishReason, TokenFrame, Usage
 from penstock.types.requests import GenerationRequest

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from penstock.services.clock import Clock, SystemClock
 from penstock.services.gguf import NotGguf, read_metadata
-from penstock.services.mesh_schema import DEFAULT_STEP_TOKENS
+from penstock.services.mesh_schema.common import DEFAULT_STEP_TOKENS
 from penstock.worker_service.engine.assembly import EngineOptions, Memory, built_in_core, host_memory
 from penstock.worker_service.engine.core import EngineCore
 from penstock.worker_service.engine.digest import model_digest

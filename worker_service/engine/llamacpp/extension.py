@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from penstock.services.extensions.engines import ENGINE_FIELDS
 from penstock.services.gguf import NotGguf, gguf_file, read_metadata
-from penstock.services.mesh_schema import MeshFile, MeshTier
+from penstock.services.mesh_schema.mesh import MeshFile
+from penstock.services.mesh_schema.tiers import MeshTier
 from penstock.services.model_folder import model_folder
 from penstock.services.settings import ServiceSettings
 from penstock.types.problems import FieldProblem

@@ -22,7 +22,7 @@ import aiohttp
 from penstock.services.domain.errors import PenstockError, Unavailable, UnsupportedByModel, invalid
 from penstock.services.domain.instances import Load
 from penstock.services.event_streams import OnTokens
-from penstock.services.mesh_schema import MeshTier
+from penstock.services.mesh_schema.tiers import MeshTier
 from penstock.types.prompts import ChatMessage, ChatPrompt
 from penstock.types.replies import FinishReason, PositionLogprobs, TokenFrame, Usage
 from penstock.types.requests import GenerationRequest

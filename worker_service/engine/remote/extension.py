@@ -8,7 +8,8 @@ from pydantic import Field
 
 from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.field_problems import SettingsError
-from penstock.services.mesh_schema import MeshFile, MeshTier
+from penstock.services.mesh_schema.mesh import MeshFile
+from penstock.services.mesh_schema.tiers import MeshTier
 from penstock.services.settings import ServiceSettings, environment_value
 from penstock.types.problems import FieldProblem
 from penstock.worker_service.engine.extension import EngineExtension, EngineSite

@@ -15,7 +15,9 @@ from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.server_nodes import node_counts
 from penstock.services.extensions.engines import CONTAINER_FOLDER, ENGINE_FIELDS, ServerContainer
 from penstock.services.field_problems import SettingsError
-from penstock.services.mesh_schema import DEFAULT_KV_TOKENS, DEFAULT_STEP_TOKENS, MAX_PORT, MeshFile, MeshTier
+from penstock.services.mesh_schema.common import DEFAULT_KV_TOKENS, DEFAULT_STEP_TOKENS, MAX_PORT
+from penstock.services.mesh_schema.mesh import MeshFile
+from penstock.services.mesh_schema.tiers import MeshTier
 from penstock.services.model_folder import folder_problem, is_hub_id, model_folder
 from penstock.services.processes import free_port
 from penstock.services.settings import ServiceSettings, environment_value

@@ -9,7 +9,8 @@ from penstock.services.domain.hardware import ReplicaShape
 from penstock.services.domain.latency import StepLatencyModel
 from penstock.services.extensions.engines import ENGINE_FIELDS
 from penstock.services.field_problems import SettingsError
-from penstock.services.mesh_schema import DEFAULT_KV_TOKENS, DEFAULT_STEP_TOKENS, MeshTier
+from penstock.services.mesh_schema.common import DEFAULT_KV_TOKENS, DEFAULT_STEP_TOKENS
+from penstock.services.mesh_schema.tiers import MeshTier
 from penstock.worker_service.engine.extension import EngineExtension, EngineSite
 
 if TYPE_CHECKING:
