@@ -13,6 +13,14 @@ OnTokens = Callable[[TokenFrame], None]
 _Event = TypeVar("_Event")
 
 
+def unless_passed(frame: TokenFrame | None, on_tokens: OnTokens | None) -> TokenFrame | None:
+    """The frame, for its reader; None where `on_tokens` has taken it, and where there is none."""
+    if frame is None or on_tokens is None:
+        return frame
+    on_tokens(frame)
+    return None
+
+
 class EventStream(Generic[_Event]):
     """A queue of events that passes frames of tokens to a callback.
 

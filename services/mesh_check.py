@@ -12,12 +12,11 @@ from pydantic import ValidationError
 from penstock.question_files.errors import FileError
 from penstock.question_files.questions import load_question
 from penstock.services.domain.score_prediction import PredictorError
-from penstock.services.extensions.engines import engine_of, tier_host_problems, tier_problems
+from penstock.services.extensions.engines import engine_of, tier_problems
 from penstock.services.extensions.scorers import (
     asked_scorers,
     asks_for_logprobs,
     is_calibrated,
-    scorer_host_problems,
     scorer_of,
     scorer_problems,
     unused_judge_fields,
@@ -71,10 +70,10 @@ def check_mesh_file(path: Path, *, here: bool = False) -> Findings:
             settings = ServiceSettings.load(mesh_file=path)
             for tier in mesh.tiers:
                 more += tier_problems(mesh, tier, settings)
-                of_host += tier_host_problems(mesh, tier, settings)
+                of_host += tier_problems(mesh, tier, settings, of_host=True)
             for scorer in mesh.judge.scorers if mesh.judge.replicas else ():
                 more += scorer_problems(mesh, scorer, settings)
-                of_host += scorer_host_problems(mesh, scorer, settings)
+                of_host += scorer_problems(mesh, scorer, settings, of_host=True)
             more += unused_judge_fields(mesh) if mesh.judge.replicas else ()
             more += _server_port_problems(mesh)
             more += _missing_outside(mesh, settings)

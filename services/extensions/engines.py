@@ -146,31 +146,31 @@ def tier_field(mesh: MeshFile, tier: MeshTier) -> str:
     return f"tiers[{[each.name for each in mesh.tiers].index(tier.name)}]"
 
 
-def tier_problems(mesh: MeshFile, tier: MeshTier, settings: ServiceSettings) -> list[FieldProblem]:
-    """What makes a worker of this tier refuse to run, on every machine that has the mesh file's folder."""
+def tier_problems(
+    mesh: MeshFile, tier: MeshTier, settings: ServiceSettings, *, of_host: bool = False
+) -> list[FieldProblem]:
+    """What makes a worker of this tier refuse to run, on every machine that has the mesh file's folder.
+
+    of_host: instead, what this machine lacks that workers of this tier need.
+    """
     try:
         engine = engine_of(mesh, tier)
     except SettingsError as error:
-        return list(error.problems)
-    problems = [*_unused_fields(engine, tier), *engine.problems(tier, mesh)]
-    problems += [FieldProblem(field, p.text) for field, p in _model_problems(engine, tier, settings) if not p.of_host]
-    return within(tier_field(mesh, tier), problems)
+        return [] if of_host else list(error.problems)
+    of_tier = _host_problems(engine, tier, settings) if of_host else _problems(engine, tier, mesh)
+    models = _model_problems(engine, tier, settings)
+    of_models = [FieldProblem(field, problem.text) for field, problem in models if problem.of_host is of_host]
+    return within(tier_field(mesh, tier), [*of_tier, *of_models])
 
 
-def tier_host_problems(mesh: MeshFile, tier: MeshTier, settings: ServiceSettings) -> list[FieldProblem]:
-    """What this machine lacks that workers of this tier need."""
-    try:
-        engine = engine_of(mesh, tier)
-    except SettingsError:  # as in `tier_problems`
-        return []
-    problems = [*engine.host_problems(tier, settings)]
-    problems += [FieldProblem(field, p.text) for field, p in _model_problems(engine, tier, settings) if p.of_host]
+def _host_problems(engine: EngineOptions, tier: MeshTier, settings: ServiceSettings) -> Iterator[FieldProblem]:
+    yield from engine.host_problems(tier, settings)
     if "device" in engine.tier_fields and tier.device.startswith("cuda") and not _has_gpu():
-        problems.append(FieldProblem("device", f"{tier.device}, but this machine has no GPU"))
-    return within(tier_field(mesh, tier), problems)
+        yield FieldProblem("device", f"{tier.device}, but this machine has no GPU")
 
 
-def _unused_fields(engine: EngineOptions, tier: MeshTier) -> Iterator[FieldProblem]:
+def _problems(engine: EngineOptions, tier: MeshTier, mesh: MeshFile) -> Iterator[FieldProblem]:
+    yield from engine.problems(tier, mesh)
     for field in sorted((tier.model_fields_set & ENGINE_FIELDS) - engine.tier_fields):
         if field != "batch_policy" or tier.batch_policy not in engine.batch_policies:
             yield FieldProblem(field, f"the {tier.engine} engine does not use it: leave it out")

@@ -81,26 +81,19 @@ def scorer_field(mesh: MeshFile, scorer: MeshScorer) -> str:
     return f"judge.scorers[{[each.name for each in mesh.judge.scorers].index(scorer.name)}]"
 
 
-def scorer_problems(mesh: MeshFile, scorer: MeshScorer, settings: ServiceSettings) -> list[FieldProblem]:
-    """What makes a judge refuse to run with this scorer, on every machine that has the mesh file's folder."""
+def scorer_problems(
+    mesh: MeshFile, scorer: MeshScorer, settings: ServiceSettings, *, of_host: bool = False
+) -> list[FieldProblem]:
+    """What makes a judge refuse to run with this scorer, on every machine that has the mesh file's folder.
+
+    of_host: instead, what this machine lacks that a judge with this scorer needs.
+    """
     try:
         options = scorer_of(mesh, scorer)
     except SettingsError as error:
-        return list(error.problems)
-    problems = [*options.problems(scorer, mesh), *_part_problems(options, scorer, mesh)]
-    if scorer.calibration and not options.has_raw_scores:
-        problems.append(FieldProblem("calibration", f"a {scorer.kind} scorer has none: its parts have"))
-    problems += [problem for problem, of_host in _missing(options, scorer, settings) if not of_host]
-    return within(scorer_field(mesh, scorer), problems)
-
-
-def scorer_host_problems(mesh: MeshFile, scorer: MeshScorer, settings: ServiceSettings) -> list[FieldProblem]:
-    """What this machine lacks that a judge with this scorer needs."""
-    try:
-        options = scorer_of(mesh, scorer)
-    except SettingsError:  # as in `scorer_problems`
-        return []
-    problems = [problem for problem, of_host in _missing(options, scorer, settings) if of_host]
+        return [] if of_host else list(error.problems)
+    problems = [] if of_host else [*options.problems(scorer, mesh), *_part_problems(options, scorer, mesh)]
+    problems += [problem for problem, lacks in _missing(options, scorer, settings) if lacks is of_host]
     return within(scorer_field(mesh, scorer), problems)
 
 
@@ -148,6 +141,8 @@ def _parts(mesh: MeshFile, scorer: MeshScorer, options: ScorerOptions) -> list[M
 
 
 def _part_problems(options: ScorerOptions, scorer: MeshScorer, mesh: MeshFile) -> Iterator[FieldProblem]:
+    if scorer.calibration and not options.has_raw_scores:
+        yield FieldProblem("calibration", f"a {scorer.kind} scorer has none: its parts have")
     names = [each.name for each in mesh.judge.scorers]
     for name in options.parts():
         if name not in names[: names.index(scorer.name)]:

@@ -90,17 +90,11 @@ async def server_problem(url: str) -> str:
     """
     with state_errors():
         async with connect(url, protocol=2) as client:  # with 3, connecting would need HELLO
-            client.set_response_callback("INFO", lambda text, **_: text)  # type: ignore[arg-type]
             try:
                 reply = await client.execute_command("HELLO")  # type: ignore[no-untyped-call]
-                return server_version.problem(*server_version.of_hello(_mapping(reply)))
-            except ResponseError:
-                pass
-            try:
-                info = await client.execute_command("INFO", "server")  # type: ignore[no-untyped-call]
-            except ResponseError:
-                return ""
-    return server_version.problem(*server_version.of_info(as_bytes(info).decode(errors="replace")))
+            except ResponseError as error:
+                return server_version.problem("redis", "before 6") if "unknown command" in str(error) else ""
+    return server_version.problem(*server_version.of_hello(_mapping(reply)))
 
 
 def _mapping(reply: Any) -> dict[bytes, Any]:

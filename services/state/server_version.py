@@ -6,14 +6,8 @@ from collections.abc import Mapping
 NEEDED = (6, 2)
 
 
-def of_info(text: str) -> tuple[str, str]:
-    """(server, version) of the section `server` of INFO, which Redis before 6 has instead of HELLO."""
-    lines = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    return lines.get("server_name", "redis"), lines.get("valkey_version", lines.get("redis_version", ""))
-
-
 def of_hello(reply: Mapping[bytes, object]) -> tuple[str, str]:
-    """(server, version) of a reply to HELLO."""
+    """(server, version) of a reply to HELLO, which Redis before 6 does not know."""
     server, version = reply.get(b"server"), reply.get(b"version")
     if not isinstance(server, bytes) or not isinstance(version, bytes):
         return "", ""

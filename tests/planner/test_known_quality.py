@@ -88,5 +88,7 @@ def test_a_quality_file_may_say_what_answers_are_worth(tmp_path: Path) -> None:
         read_quality(file, ("a", "b"))
     for row, column in (("1e30,3,40,100,6,90,0", "input_tokens"), ("5,3,40,100,1e19,90,0", "b_output_tokens")):
         file.write_text(f"{head}{row}\n")
-        with pytest.raises(FileError, match=f"judged.csv: line 2: {column} must be from 0 to 2,147,483,647"):
+        with pytest.raises(
+            FileError, match=f"judged.csv: line 2: {column} must be a whole number from 0 to 2,147,483,647"
+        ):
             read_quality(file, ("a", "b"))

@@ -217,7 +217,7 @@ def test_a_plan_as_the_mesh_follows_it_sends_nobody_where_nobody_is() -> None:
         ("arrival_s,input_tokens\n1,2\n", "line 1: no column output_tokens"),
         ("arrival_s,input_tokens,output_tokens\n0,5,5\n1,x,5\n", "line 3: input_tokens 'x' is not a number"),
         ("arrival_s,input_tokens,output_tokens\n0,5,\n", "line 2: output_tokens is missing"),
-        ("arrival_s,input_tokens,output_tokens\n0,0,5\n", "line 2: input_tokens must be from 1"),
+        ("arrival_s,input_tokens,output_tokens\n0,0,5\n", "line 2: input_tokens must be a whole number from 1"),
         ("arrival_s,input_tokens,output_tokens\n0,1.5,5\n", "line 2: input_tokens must be a whole number"),
         ("arrival_s,input_tokens,output_tokens\nnan,1,5\n", "line 2: arrival_s 'nan' is not a number"),
     ],

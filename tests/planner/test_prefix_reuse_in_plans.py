@@ -168,12 +168,12 @@ def test_trace_files_may_say_what_is_cached(tmp_path: Path) -> None:
     ("row", "problem"),
     [
         ("3,30,5,30", "line 3: cached_tokens must be less than input_tokens, 30, not 30"),
-        ("3,30,5,-1", "line 3: cached_tokens must be at least 0, not -1"),
-        ("3,30,5,1.5", "line 3: cached_tokens must be a whole number, not 1.5"),
+        ("3,30,5,-1", "line 3: cached_tokens must be a whole number at least 0, not -1"),
+        ("3,30,5,1.5", "line 3: cached_tokens must be a whole number at least 0, not 1.5"),
         ("3,30,5,", "line 3: cached_tokens is missing"),
         ("3,30,5,1e30", "line 3: cached_tokens must be less than input_tokens, 30, not 1"),
-        ("3,1e30,5,0", "trace.csv: line 3: input_tokens must be from 1 to 2,147,483,647, not 1"),
-        ("3,30,1e19,0", "trace.csv: line 3: output_tokens must be from 1 to 2,147,483,647, not 1"),
+        ("3,1e30,5,0", "trace.csv: line 3: input_tokens must be a whole number from 1 to 2,147,483,647, not 1"),
+        ("3,30,1e19,0", "trace.csv: line 3: output_tokens must be a whole number from 1 to 2,147,483,647, not 1"),
     ],
 )
 def test_token_counts_of_a_file_that_cannot_be_are_named(tmp_path: Path, row: str, problem: str) -> None:

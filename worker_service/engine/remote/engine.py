@@ -21,7 +21,7 @@ import aiohttp
 
 from penstock.services.domain.errors import PenstockError, Unavailable, UnsupportedByModel, invalid
 from penstock.services.domain.instances import Load
-from penstock.services.event_streams import OnTokens
+from penstock.services.event_streams import OnTokens, unless_passed
 from penstock.services.mesh_schema.tiers import MeshTier
 from penstock.types.prompts import ChatMessage, ChatPrompt
 from penstock.types.replies import FinishReason, PositionLogprobs, TokenFrame, Usage
@@ -188,11 +188,9 @@ class RemoteEngine(EngineOfServer[_Running]):
                     yield Admitted(prompt_tokens, most)
                     async for event in events(response):
                         data, again = _beyond(reply.text(event).encode(), again)
-                        if frame := self._frame(running, data, text, reply.logprobs(event) if data else ()):
-                            if on_tokens is None:
-                                yield frame
-                            else:
-                                on_tokens(frame)
+                        frame = self._frame(running, data, text, reply.logprobs(event) if data else ())
+                        if frame := unless_passed(frame, on_tokens):
+                            yield frame
                         if text.stopped_by is not None:
                             reason = FinishReason.STOP
                             break
@@ -209,11 +207,8 @@ class RemoteEngine(EngineOfServer[_Running]):
             rest, again = _beyond(reply.end().encode() if reason is FinishReason.STOP else b"", again)
             if again and reason is not FinishReason.ABORTED:
                 raise Unavailable("the endpoint does not write the same reply again, so it cannot be resumed")
-            if frame := self._frame(running, rest, text, last=True):
-                if on_tokens is None:
-                    yield frame
-                else:
-                    on_tokens(frame)
+            if frame := unless_passed(self._frame(running, rest, text, last=True), on_tokens):
+                yield frame
             usage = reply.usage or Usage(prompt_tokens, 0, math.ceil(running.output / CHARS_PER_TOKEN))
         yield EngineFinished(reason, usage, text.stopped_by)
 

@@ -17,7 +17,7 @@ from penstock.services.background import EndProcess, end, supervise
 from penstock.services.domain.errors import InvalidRequest, Overloaded, PenstockError, Unavailable, invalid
 from penstock.services.domain.instances import Load
 from penstock.services.domain.slo.reply_length import ReplyLengths
-from penstock.services.event_streams import OnTokens
+from penstock.services.event_streams import OnTokens, unless_passed
 from penstock.types.replies import FinishReason, TokenFrame, Usage
 from penstock.types.requests import GenerationRequest
 from penstock.types.workers import Admitted, Declined, EngineFinished, HandedOver
@@ -185,11 +185,8 @@ class SglangEngine(MovingRequests):
                 with self._accounted(running, reply):
                     async with contextlib.aclosing(pieces):
                         async for piece in pieces:
-                            if frame := self._frame(running, reply, piece):
-                                if on_tokens is None:
-                                    yield frame
-                                else:
-                                    on_tokens(frame)
+                            if frame := unless_passed(self._frame(running, reply, piece), on_tokens):
+                                yield frame
                             if reply.reason is not None or piece is MOVED:
                                 break
                 if reply.reason is None and not running.moved:
