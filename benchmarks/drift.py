@@ -27,7 +27,7 @@ from benchmarks import cascade_systems, report
 from benchmarks.cascade_systems import System
 from benchmarks.public_data import public
 from penstock.planner_service.files.measured import read_trace
-from penstock.planner_service.live.rescheduling import Drift, DriftRule, DriftState, observe, rate_per_s
+from penstock.planner_service.live.rescheduling import Drift, DriftState, observe, rate_per_s
 from penstock.planner_service.manifests.mesh_tiers import mesh_tiers
 from penstock.planner_service.planning.cascade_plan import CascadePlan
 from penstock.planner_service.planning.plan_cascade import plan_cascade
@@ -160,13 +160,13 @@ def replanned(
     site: Site, demand: Demand, stored: JudgedSample, trace: Workload, first: CascadePlan, window_s: float
 ) -> tuple[list[Move], list[dict[str, Any]]]:
     """(the plans followed, what was decided and when), the rule being fed window after window."""
-    rng, rule, state = np.random.default_rng(SEED), DriftRule(), DriftState()
+    rng, state = np.random.default_rng(SEED), DriftState()
     moves, decisions = [Move(0.0, followed(first))], list[dict[str, Any]]()
     ends = np.arange(window_s, demand.arrival_s[-1] + 1e-9, window_s)
     for end_s in ends.tolist():
         in_force = [m for m in moves if m.at_s <= end_s - window_s / 2][-1]
         window = sampled(demand, end_s - window_s, window_s, in_force.system.thresholds, rng)
-        state, drift = observe(state, window, rule)
+        state, drift = observe(state, window)
         if drift is None:
             continue
         began = time.perf_counter()

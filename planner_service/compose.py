@@ -7,7 +7,6 @@ from opentelemetry.metrics import Meter, Observation
 from penstock.planner_service.live.load_scaler import LoadScaler
 from penstock.planner_service.live.plan_publisher import PlanPublisher
 from penstock.planner_service.live.replanner import Replanner
-from penstock.planner_service.live.rescheduling import DriftRule
 from penstock.planner_service.live.servicer import SERVICE, PlannerServicer
 from penstock.planner_service.live.solver_pool import SolverPool
 from penstock.proto.planner.v1 import planner_pb2_grpc
@@ -112,12 +111,5 @@ def _replanner(chassis: Chassis, replan: MeshReplan, publisher: PlanPublisher, s
             raise SettingsError(f"planner.replan.question: {problem}")
     if question.gpus is not None and question.gpus > site.gpus:
         raise SettingsError(f"planner.replan.question: gpus: the cluster has {site.gpus}, not {question.gpus}")
-    rule = DriftRule(
-        rate_change=replan.rate_change,
-        length_change=replan.length_change,
-        score_change=replan.score_change,
-        confirm=replan.confirm_windows,
-        cooldown=replan.cooldown_windows,
-    )
     store = WorkloadStore(chassis.redis, chassis.keys)
-    return Replanner(publisher, store, solvers, SystemClock(), rule, replan.window_s, str(path))
+    return Replanner(publisher, store, solvers, SystemClock(), replan.window_s, str(path))

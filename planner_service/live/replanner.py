@@ -11,7 +11,7 @@ from penstock.mapper import from_message, to_message
 from penstock.planner_service.codecs import proto_codec as codec
 from penstock.planner_service.live.plan_publisher import PlanPublisher
 from penstock.planner_service.live.replan_job import ReplanJob
-from penstock.planner_service.live.rescheduling import Drift, DriftRule, DriftState, observe, rate_per_s
+from penstock.planner_service.live.rescheduling import Drift, DriftState, observe, rate_per_s
 from penstock.planner_service.live.solver_pool import STAGES_LIMIT_S, SolverPool
 from penstock.proto.planner.v1 import planner_pb2 as pb
 from penstock.services.acceptance.pipeline import rules_of_plan
@@ -49,12 +49,11 @@ class Replanner(BackgroundWork):
         store: WorkloadStore,
         solvers: SolverPool,
         clock: Clock,
-        rule: DriftRule,
         window_s: float,
         question: str,
     ) -> None:
         self._publisher, self._store, self._solvers, self._clock = publisher, store, solvers, clock
-        self._rule, self._window_s, self._question = rule, window_s, question
+        self._window_s, self._question = window_s, question
         self._state, self._started_s = DriftState(), clock.wall()
         self._last_id, self._waiting = "0", dict[float, list[Window]]()
         self._wanted: asyncio.Queue[Drift] = asyncio.Queue()
@@ -86,7 +85,7 @@ class Replanner(BackgroundWork):
         ripe = self._clock.wall() - min(GRACE_S, GRACE_SHARE * self._window_s)
         for start_s in sorted(s for s in self._waiting if s + self._window_s <= ripe):
             window = joined(self._waiting.pop(start_s))
-            self._state, drift = observe(self._state, window, self._rule)
+            self._state, drift = observe(self._state, window)
             if drift is not None and not self._stale(window, plan):
                 _log.info("the workload has drifted: %s", "; ".join(map(str, drift.shifts)))
                 self._held = drift, plan.revision, self._clock.now()

@@ -5,11 +5,11 @@ score). Of output tokens and scores only those of tiers count that nearly every 
 depends on the thresholds, not on the workload.
 
 Hysteresis, against noise and against flapping:
-- a window is *off* where a figure differs from the reference's by more than both what matters (`rate_change`, ...) and what
-  noise explains (`z` standard errors); it is *back* only below half of that;
-- drift is declared when `confirm` windows are off in the same figure and direction with none back between them;
-- then the windows that showed it become the reference, and for `cooldown` windows nothing is declared;
-- windows that are back in every figure join the reference, up to `reference_windows` of them: slow drift is not learnt away.
+- a window is *off* where a figure differs from the reference's by more than both what matters (`CHANGE`, `SCORE_CHANGE`) and
+  what noise explains (`STANDARD_ERRORS`); it is *back* only below half of that;
+- drift is declared when `CONFIRM_WINDOWS` windows are off in the same figure and direction with none back between them;
+- then the windows that showed it become the reference, and for `COOLDOWN_WINDOWS` windows nothing is declared;
+- windows that are back in every figure join the reference, up to `REFERENCE_WINDOWS` of them: slow drift is not learnt away.
 """
 
 import math
@@ -21,20 +21,11 @@ from penstock.services.domain.workload import Window
 
 RATE = "requests per second"
 VISITED_BY_ALL = 0.9  # share of requests
-
-
-@dataclass(frozen=True, slots=True)
-class DriftRule:
-    """rate_change, length_change: relative, as 0.3. score_change: points. least_records: a figure needs so many requests."""
-
-    rate_change: float = 0.3
-    length_change: float = 0.3
-    score_change: float = 6.0
-    z: float = 3.0
-    confirm: int = 2
-    cooldown: int = 2
-    reference_windows: int = 12
-    least_records: int = 20
+CHANGE, SCORE_CHANGE = math.log1p(0.3), 6.0  # of rates and lengths, logarithmic; of scores, in points
+STANDARD_ERRORS = 3.0
+CONFIRM_WINDOWS, COOLDOWN_WINDOWS, REFERENCE_WINDOWS = 2, 2, 12
+LEAST_RECORDS = 20
+"""A figure needs so many requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +68,23 @@ class _Figure:
     count: float
 
 
-def observe(state: DriftState, window: Window, rule: DriftRule) -> tuple[DriftState, Drift | None]:
+def observe(state: DriftState, window: Window) -> tuple[DriftState, Drift | None]:
     """The state after one more window, and the drift that it confirms."""
     if not sum(window.arrivals):  # silence says nothing about what comes after it
         return state, None
     if not state.reference:
         return replace(state, reference=(window,)), None
-    before, now = figures(state.reference, rule), figures((window,), rule)
+    before, now = figures(state.reference), figures((window,))
     suspects = {name: windows for name, windows in state.suspects.items() if name in before}
     for name in before.keys() & now.keys():
         a, b = before[name], now[name]
         change = b.mean - a.mean
         # ten parts tell burstiness badly: for the rate, the worse of the two
         va, vb = (max(a.variance, b.variance),) * 2 if name == RATE else (a.variance, b.variance)
-        bar = max(_matters(name, rule), rule.z * math.sqrt(va / a.count + vb / b.count))
+        bar = max(
+            SCORE_CHANGE if name.startswith("score") else CHANGE,
+            STANDARD_ERRORS * math.sqrt(va / a.count + vb / b.count),
+        )
         sign = 1 if change > 0 else -1
         known = suspects.get(name, 0)
         same = known * sign > 0
@@ -101,22 +95,22 @@ def observe(state: DriftState, window: Window, rule: DriftRule) -> tuple[DriftSt
     cooldown = max(0, state.cooldown - 1)
     if not suspects:
         reference = state.reference
-        if len(reference) < rule.reference_windows:
+        if len(reference) < REFERENCE_WINDOWS:
             reference = (*reference, window)
         return DriftState(reference, {}, (), cooldown), None
-    recent = (*state.recent, window)[-rule.reference_windows :]
-    sure = {name: abs(windows) for name, windows in suspects.items() if abs(windows) >= rule.confirm}
+    recent = (*state.recent, window)[-REFERENCE_WINDOWS:]
+    sure = {name: abs(windows) for name, windows in suspects.items() if abs(windows) >= CONFIRM_WINDOWS}
     evidence = recent[-max(sure.values(), default=1) :]
-    if not sure or state.cooldown or sum(len(w.records) for w in evidence) < rule.least_records:
+    if not sure or state.cooldown or sum(len(w.records) for w in evidence) < LEAST_RECORDS:
         return DriftState(state.reference, suspects, recent, cooldown), None
-    after = figures(evidence, rule)
+    after = figures(evidence)
     shifts = tuple(
         Shift(name, _shown(name, before[name].mean), _shown(name, after[name].mean)) for name in sorted(sure)
     )
-    return DriftState(evidence, {}, (), rule.cooldown), Drift(shifts, evidence)
+    return DriftState(evidence, {}, (), COOLDOWN_WINDOWS), Drift(shifts, evidence)
 
 
-def figures(windows: Sequence[Window], rule: DriftRule) -> dict[str, _Figure]:
+def figures(windows: Sequence[Window]) -> dict[str, _Figure]:
     """What is compared, over some windows together."""
     arrivals = [count for window in windows for count in window.arrivals]
     total = sum(arrivals)
@@ -126,7 +120,7 @@ def figures(windows: Sequence[Window], rule: DriftRule) -> dict[str, _Figure]:
     seconds = sum(window.seconds for window in windows)
     result = {RATE: _Figure(math.log(max(total, 0.5) / seconds), dispersion, max(total, 0.5))}
     records = [record for window in windows for record in window.records]
-    if len(records) < rule.least_records:
+    if len(records) < LEAST_RECORDS:
         return result
     result["input tokens"] = _mean((r.weight, math.log(max(1, r.input_tokens))) for r in records)
     whole = sum(record.weight for record in records)
@@ -136,19 +130,13 @@ def figures(windows: Sequence[Window], rule: DriftRule) -> dict[str, _Figure]:
             continue
         result[f"output tokens of {tier}"] = _mean((r.weight, math.log(max(1, v.output_tokens))) for r, v in here)
         judged = [(r.weight, v.score) for r, v in here if v.score is not None]
-        if len(judged) >= rule.least_records and sum(w for w, _ in judged) >= VISITED_BY_ALL * whole:
+        if len(judged) >= LEAST_RECORDS and sum(w for w, _ in judged) >= VISITED_BY_ALL * whole:
             result[f"score of {tier}"] = _mean(judged)
     return result
 
 
 def rate_per_s(windows: Sequence[Window]) -> float:
     return sum(sum(w.arrivals) for w in windows) / sum(w.seconds for w in windows)
-
-
-def _matters(name: str, rule: DriftRule) -> float:
-    if name.startswith("score"):
-        return rule.score_change
-    return math.log1p(rule.rate_change if name == RATE else rule.length_change)
 
 
 def _shown(name: str, mean: float) -> float:

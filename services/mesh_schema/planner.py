@@ -24,16 +24,6 @@ class MeshReplan(BaseModel):
     """Length of the windows in which requests are sampled and compared."""
     sample: int = Field(default=50, ge=1)
     """Requests that each router samples per window."""
-    rate_change: float = Field(default=0.3, gt=0)
-    """A relative change of the request rate by this much counts as drift, unless noise explains it."""
-    length_change: float = Field(default=0.3, gt=0)
-    """The same for token counts."""
-    score_change: float = Field(default=6.0, gt=0)
-    """The same for mean scores, in points."""
-    confirm_windows: int = Field(default=2, ge=1)
-    """Consecutive windows that must show a change before it counts as drift."""
-    cooldown_windows: int = Field(default=2, ge=0)
-    """Windows after planning again in which nothing counts as drift."""
 
 
 class MeshScaling(BaseModel):

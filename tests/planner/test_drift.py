@@ -5,14 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from penstock.planner_service.live.rescheduling import Drift, DriftRule, DriftState, observe
+from penstock.planner_service.live.rescheduling import COOLDOWN_WINDOWS, Drift, DriftState, observe
 from penstock.planner_service.question.imputation import imputed
 from penstock.planner_service.routing.quality import JudgedSample, route
 from penstock.services.domain.workload import PARTS, RequestRecord, TierVisit, Window
 from penstock.types.rules import AcceptanceRules
 from tests.support.present import present
 
-RULE = DriftRule()
 SECONDS = 300.0
 
 
@@ -38,7 +37,7 @@ def window(
 def watch(windows: list[Window]) -> list[tuple[int, Drift]]:
     state, found = DriftState(), []
     for i, each in enumerate(windows):
-        state, drift = observe(state, each, RULE)
+        state, drift = observe(state, each)
         if drift is not None:
             found.append((i, drift))
     return found
@@ -82,7 +81,7 @@ def test_coming_and_going_does_not_flap() -> None:
     rng = np.random.default_rng(3)
     assert not watch([window(rng, i, rate=10.0 if i % 2 else 5.0) for i in range(1, 41)])
     found = watch([window(rng, i, rate=10.0 if i % 6 >= 3 else 5.0) for i in range(60)])
-    assert min(np.diff([i for i, _ in found])) > RULE.cooldown
+    assert min(np.diff([i for i, _ in found])) > COOLDOWN_WINDOWS
 
 
 def test_slow_drift_is_not_learnt_away() -> None:

@@ -16,7 +16,7 @@ from penstock.planner_service.live import solver
 from penstock.planner_service.live.plan_publisher import PlanPublisher
 from penstock.planner_service.live.replan_job import ReplanJob
 from penstock.planner_service.live.replanner import Replanner, _follow_up, replan_job
-from penstock.planner_service.live.rescheduling import Drift, DriftRule, Shift
+from penstock.planner_service.live.rescheduling import Drift, Shift
 from penstock.planner_service.live.solver_pool import SolverPool
 from penstock.planner_service.live.worker_shapes import WorkerShapes
 from penstock.planner_service.simulator import EngineLimits, Replica
@@ -115,7 +115,7 @@ def replanner(workers: list[InstanceRecord]) -> Replanner:
     """One that knows these workers; nothing of it runs."""
     publisher = cast(PlanPublisher, SimpleNamespace(workers=lambda _: workers))
     store = cast(WorkloadStore, None)
-    return Replanner(publisher, store, SolverPool(1), SystemClock(), DriftRule(), 300.0, "question.yaml")
+    return Replanner(publisher, store, SolverPool(1), SystemClock(), 300.0, "question.yaml")
 
 
 @pytest.mark.slow
@@ -192,7 +192,6 @@ async def test_a_plan_that_is_published_meanwhile_wins(tmp_path: Path, monkeypat
         cast(WorkloadStore, None),
         solvers,
         SystemClock(),
-        DriftRule(),
         300.0,
         str(replan_question(tmp_path, min_quality=60)),
     )
