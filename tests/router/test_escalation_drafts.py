@@ -82,7 +82,7 @@ async def test_a_prediction_is_the_draft_of_every_tier_until_there_is_a_better_o
         assert [tier.usage.accepted_draft_tokens > 0.8 * LENGTH for tier in got.tiers] == [True, True, True]
         wrong = await reply(client, prediction="nothing of the kind " * 20, model="large")
         assert wrong.text == TEXT
-        with pytest.raises(InvalidRequestError, match="prediction: at most"):
+        with pytest.raises(InvalidRequestError, match="prediction: must have at most"):
             await reply(client, prediction="a" * (MAX_DRAFT_CHARS + 1))
 
 

@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import resource
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -102,8 +103,9 @@ def main() -> None:
                 children.remove(child)
         for line in stdin.read() if _STDIN in ready else ():
             if vocabulary is None:
-                tokens, eos_ids = json.loads(line)
-                vocabulary = Vocabulary([base64.b64decode(token) for token in tokens], eos_ids, _spelled_otherwise)
+                coded, eos_ids = json.loads(line)
+                tokens = [base64.b64decode(token) for token in coded]
+                vocabulary = Vocabulary(tokens, eos_ids, _spelling(tokens))
                 continue
             idle = next((child for child in children if child.number is None), None)
             if idle is None:
@@ -114,9 +116,22 @@ def main() -> None:
         child.end()
 
 
-def _spelled_otherwise(_: bytes) -> list[int]:
-    """No tokens for a text that the grammar forces: the library takes others that spell it, which compiling does not need."""
-    return []
+def _spelling(tokens: list[bytes]) -> Callable[[bytes], list[int]]:
+    """Of a text that a grammar forces, tokens that spell it: any will do, where only compiling is tried."""
+    ids, longest = {token: i for i, token in enumerate(tokens)}, max(map(len, tokens))
+
+    def spelled(text: bytes) -> list[int]:
+        result, at = list[int](), 0
+        while at < len(text):
+            ends = range(min(len(text), at + longest), at, -1)
+            end = next((end for end in ends if text[at:end] in ids), None)
+            if end is None:
+                return result  # the library takes what is spelled
+            result.append(ids[text[at:end]])
+            at = end
+        return result
+
+    return spelled
 
 
 def _serve(parents: "Connection", trials: "Connection", vocabulary: Vocabulary) -> NoReturn:
