@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -19,7 +18,7 @@ when other threads hold the GIL."""
 MAX_WAITING_CHARACTERS = 16_000_000
 """Eight prompts of the largest length that a request may have: about eight seconds of work."""
 
-FIRST_CHARACTERS_PER_S = 2_000_000.0  # initial estimate; measured tokenizers reach 1 to 5 million
+CHARACTERS_PER_S = 2_000_000.0  # for the delay of retries; measured tokenizers reach 1 to 5 million
 
 
 def prompt_characters(prompt: Prompt) -> int:
@@ -34,7 +33,6 @@ class TextThread:
     def __init__(self, name: str, max_waiting_characters: int = MAX_WAITING_CHARACTERS) -> None:
         self._executor = ThreadPoolExecutor(1, name)
         self._max, self._waiting, self._lock = max_waiting_characters, 0, threading.Lock()
-        self._per_s = FIRST_CHARACTERS_PER_S
 
     async def run(self, characters: int, work: Callable[[], _T]) -> _T:
         """Do `work` on a text of this length: at once if it is short, otherwise on the thread. Raises as `submit`."""
@@ -50,22 +48,15 @@ class TextThread:
         with self._lock:
             if self._waiting and self._waiting + characters > self._max:
                 problem = f"{self._waiting} characters are waiting to be tokenized"
-                raise Overloaded(problem, max(0.1, self._waiting / self._per_s))
+                raise Overloaded(problem, max(0.1, self._waiting / CHARACTERS_PER_S))
             self._waiting += characters
-
-        def timed() -> _T:
-            began = time.perf_counter()
-            try:
-                return work()
-            finally:
-                self._per_s = characters / max(1e-6, time.perf_counter() - began)
 
         def leave(_: object) -> None:
             with self._lock:
                 self._waiting -= characters
 
         try:
-            job = self._executor.submit(timed)
+            job = self._executor.submit(work)
         except RuntimeError:
             leave(None)
             raise Unavailable("the text thread is closed") from None
