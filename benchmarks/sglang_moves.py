@@ -24,7 +24,8 @@ from penstock.types.requests import GenerationRequest
 from penstock.types.sampling import SamplingParams
 from penstock.worker_service.engine.interface import EngineEvent
 from penstock.worker_service.engine.sglang import moves as moves_module
-from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
+from penstock.worker_service.engine.sglang.engine import SglangEngine
+from penstock.worker_service.engine.sglang.server_link import SglangEngineOptions
 from tests.support.sglang import sglang_pair
 
 ROOT = Path(__file__).resolve().parent.parent

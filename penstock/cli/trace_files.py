@@ -57,7 +57,9 @@ def import_trace(
     json: targets.Json = False,
 ) -> None:
     """Convert a log of vLLM, LiteLLM or OpenAI to a trace: arrivals and token counts. Needs no mesh."""
-    from penstock.planner_service.trace_importers import from_litellm, from_openai, from_vllm
+    from penstock.planner_service.trace_importers.litellm import from_litellm
+    from penstock.planner_service.trace_importers.openai import from_openai
+    from penstock.planner_service.trace_importers.vllm import from_vllm
     from penstock.question_files.errors import FileError
 
     read = {Source.VLLM: from_vllm, Source.LITELLM: from_litellm, Source.OPENAI: from_openai}[source]

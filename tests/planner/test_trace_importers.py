@@ -10,7 +10,10 @@ from typer.testing import CliRunner
 
 from penstock.cli.main import app
 from penstock.planner_service.files.measured import read_trace
-from penstock.planner_service.trace_importers import ImportedTrace, from_litellm, from_openai, from_vllm
+from penstock.planner_service.trace_importers.imported import ImportedTrace
+from penstock.planner_service.trace_importers.litellm import from_litellm
+from penstock.planner_service.trace_importers.openai import from_openai
+from penstock.planner_service.trace_importers.vllm import from_vllm
 from penstock.question_files.errors import FileError
 
 HEAD = "(APIServer pid=1) INFO {} [logger.py:49] "

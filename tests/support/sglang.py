@@ -14,8 +14,9 @@ from typing import Any
 
 from penstock.services.processes import free_port
 from penstock.worker_service.engine.sglang.client import SglangClient
-from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
+from penstock.worker_service.engine.sglang.engine import SglangEngine
 from penstock.worker_service.engine.sglang.launch import ServerShape, command, environment
+from penstock.worker_service.engine.sglang.server_link import SglangEngineOptions
 
 FOLDER = Path(__file__).with_name("sglang_cpu")
 VENV = Path(os.environ.get("SGLANG_VENV", Path.home() / ".cache" / "penstock-sglang"))

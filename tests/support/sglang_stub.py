@@ -8,7 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
-from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
+from penstock.worker_service.engine.sglang.engine import SglangEngine
+from penstock.worker_service.engine.sglang.server_link import SglangEngineOptions
 from tests.conftest import FAMILY
 from tests.support.engines import started
 from tests.support.local_http import served

@@ -11,9 +11,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from penstock.types.prompts import TextPrompt
-from penstock.worker_service.text import ByteTokenizer, ReplyText
 from penstock.worker_service.text.decoding import MAX_WINDOW_TOKENS
 from penstock.worker_service.text.hf import HfTokenizer
+from penstock.worker_service.text.reply import ReplyText
+from penstock.worker_service.text.tokenizer import ByteTokenizer
 from tests.conftest import FAMILY
 
 SEQUENCES = 4_000

@@ -34,7 +34,7 @@ from penstock.worker_service.grammar import trials
 from penstock.worker_service.grammar.compiler import MAX_COMPILED, GrammarCompiler
 from penstock.worker_service.grammar.source import GrammarSource, reply_grammar
 from penstock.worker_service.grammar.token_grammar import TokenGrammar, Vocabulary, compiled
-from penstock.worker_service.text import ByteTokenizer
+from penstock.worker_service.text.tokenizer import ByteTokenizer
 from tests.support.engines import move, started
 from tests.support.malformed_forms import HOSTILE
 from tests.support.present import present

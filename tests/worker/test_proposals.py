@@ -18,7 +18,7 @@ from penstock.worker_service.engine.interface import LastBlocks
 from penstock.worker_service.engine.simulated.engine import SimulatedRunner
 from penstock.worker_service.grammar.source import reply_grammar
 from penstock.worker_service.grammar.token_grammar import Vocabulary, compiled
-from penstock.worker_service.text import ByteTokenizer
+from penstock.worker_service.text.tokenizer import ByteTokenizer
 from tests.support.draft_sources import KnownReply
 from tests.worker.test_core_laws import (
     ENDLESS,

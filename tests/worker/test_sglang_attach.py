@@ -20,9 +20,10 @@ from penstock.worker_service.engine.interface import Capability, Engine, EngineU
 from penstock.worker_service.engine.sglang.adapter_folder import adapter_problem
 from penstock.worker_service.engine.sglang.attach import adapter_name, problems
 from penstock.worker_service.engine.sglang.client import ServerLoad, SglangClient, server_id
-from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
+from penstock.worker_service.engine.sglang.engine import SglangEngine
 from penstock.worker_service.engine.sglang.launch import ServerShape, command
 from penstock.worker_service.engine.sglang.others import OtherClients
+from penstock.worker_service.engine.sglang.server_link import SglangEngineOptions
 from penstock.worker_service.proto_codec import info_to_proto
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.adapters import merged_model, write_adapter

@@ -26,7 +26,8 @@ from penstock.types.requests import GenerationRequest
 from penstock.types.sampling import SamplingParams
 from penstock.worker_service.engine.interface import EngineUnusable
 from penstock.worker_service.engine.sglang.client import SglangClient
-from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
+from penstock.worker_service.engine.sglang.engine import SglangEngine
+from penstock.worker_service.engine.sglang.server_link import SglangEngineOptions
 from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_engine
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.engines import ENDLESS, QUESTIONS, answer, collect, started, until

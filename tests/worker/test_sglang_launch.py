@@ -18,9 +18,10 @@ from penstock.services.settings import ServiceSettings
 from penstock.worker_service.compose import build_engine
 from penstock.worker_service.engine.extension import EngineExtension, EngineSite
 from penstock.worker_service.engine.interface import EngineUnusable
-from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
+from penstock.worker_service.engine.sglang.engine import SglangEngine
 from penstock.worker_service.engine.sglang.launch import ServerShape, command, environment
 from penstock.worker_service.engine.sglang.server import TURN_POLL_S, ServerProcess, start_turn
+from penstock.worker_service.engine.sglang.server_link import SglangEngineOptions
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.present import present
 

@@ -25,9 +25,10 @@ from penstock.types.workers import Admitted, Declined, EngineFinished
 from penstock.worker_service.compose import build_engine
 from penstock.worker_service.engine.interface import Capability, EngineEvent, StepPredicting
 from penstock.worker_service.engine.sglang.client import ServerInfo
-from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
+from penstock.worker_service.engine.sglang.engine import SglangEngine
 from penstock.worker_service.engine.sglang.launch import ServerShape, command
 from penstock.worker_service.engine.sglang.moves import Running
+from penstock.worker_service.engine.sglang.server_link import SglangEngineOptions
 from penstock.worker_service.engine.sglang.shadow import CHUNKS_AHEAD, ShadowScheduler, chunk_within
 from penstock.worker_service.engine.sglang.turns import SendQueue
 from penstock.worker_service.scheduling.sequence import SequenceSlo

@@ -13,7 +13,7 @@ from penstock.services.domain.errors import InvalidRequest
 from penstock.services.errors import from_rpc
 from penstock.services.field_problems import SettingsError
 from penstock.services.runtime import Chassis
-from penstock.worker_service.text import ByteTokenizer
+from penstock.worker_service.text.tokenizer import ByteTokenizer
 from tests.conftest import FAMILY, MeshFileMaker
 from tests.support.held_engine import held_engines
 from tests.support.measured import metrics_page

@@ -30,8 +30,8 @@ from penstock.worker_service.scheduling.blocks import BlockPool
 from penstock.worker_service.scheduling.sequence import Phase, Sequence, SequenceSlo
 from penstock.worker_service.scheduling.steps import BatchPolicy, Chunk, StepPlan
 from penstock.worker_service.speculation.acceptance import matching
-from penstock.worker_service.text import Tokenizer
 from penstock.worker_service.text.request_failures import request_failed
+from penstock.worker_service.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from penstock.worker_service.grammar.token_grammar import TokenGrammar

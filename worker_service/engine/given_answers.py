@@ -8,8 +8,8 @@ from penstock.services.domain.errors import PenstockError
 from penstock.types.requests import MAX_DRAFT_TOKENS, Draft
 from penstock.worker_service.speculation.given_answer import GivenAnswer, RunAcceptance
 from penstock.worker_service.speculation.sources import DraftSource
-from penstock.worker_service.text import Tokenizer
 from penstock.worker_service.text.encoder import PromptEncoder
+from penstock.worker_service.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from penstock.types.replies import TokenFrame
 from penstock.types.requests import GenerationRequest
 from penstock.types.sampling import NO_DEFAULTS, SamplingDefaults
 from penstock.types.workers import Admitted, Declined, EngineFinished, HandedOver, KvLayout
-from penstock.worker_service.text import Tokenizer
+from penstock.worker_service.text.tokenizer import Tokenizer
 
 
 class Capability(enum.Enum):

@@ -12,7 +12,7 @@ from penstock.worker_service.scheduling.batching import BatchScheduler
 from penstock.worker_service.scheduling.steps import Chunk, StepPlan
 from penstock.worker_service.speculation.sources import Drafter, DraftRequest, DraftSource, VerifiedStep
 from penstock.worker_service.speculation.windows import RowShare, row_price
-from penstock.worker_service.text import Tokenizer
+from penstock.worker_service.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,8 @@ from penstock.services.domain.errors import PromptTooLong, invalid, unsupported
 from penstock.types.replies import FinishReason, PositionLogprobs, TokenLogprob
 from penstock.types.requests import GenerationRequest
 from penstock.types.sampling import SamplingParams
-from penstock.worker_service.text import ReplyText, Tokenizer
+from penstock.worker_service.text.reply import ReplyText
+from penstock.worker_service.text.tokenizer import Tokenizer
 
 
 def reply_room(request: GenerationRequest, prompt: Sequence[int], context_tokens: int, tokenizer: Tokenizer) -> int:

@@ -12,7 +12,8 @@ from penstock.worker_service.engine.runner import Row, RowResult
 from penstock.worker_service.scheduling.sequence import Sequence
 from penstock.worker_service.scheduling.steps import Chunk
 from penstock.worker_service.speculation import acceptance
-from penstock.worker_service.text import ReplyText, Tokenizer
+from penstock.worker_service.text.reply import ReplyText
+from penstock.worker_service.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from penstock.worker_service.grammar.token_grammar import TokenGrammar

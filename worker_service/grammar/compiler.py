@@ -10,8 +10,8 @@ from penstock.services.text_threads import TextThread
 from penstock.types.requests import GenerationRequest
 from penstock.worker_service.grammar.source import GrammarSource, grammar_characters, reply_grammar
 from penstock.worker_service.grammar.trials import GrammarTrials
-from penstock.worker_service.text import Tokenizer
 from penstock.worker_service.text.request_failures import guarded
+from penstock.worker_service.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from penstock.worker_service.grammar.token_grammar import TokenGrammar, Vocabulary

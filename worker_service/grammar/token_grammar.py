@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from penstock.services.domain.errors import RequestFailed, invalid
 from penstock.worker_service.grammar.source import GrammarSource
-from penstock.worker_service.text import Tokenizer
+from penstock.worker_service.text.tokenizer import Tokenizer
 
 # What one grammar may cost. By the library's own rates (docs/adr/0034): 10 ms to compile, 40 MB. Of steps it only bounds the
 # lexer: an ambiguous grammar of two lines takes 100 ms at its 200th token, so time is bounded, too.

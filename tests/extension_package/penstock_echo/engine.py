@@ -14,7 +14,7 @@ from penstock.types.requests import GenerationRequest
 from penstock.types.workers import Admitted, EngineFinished
 from penstock.worker_service.engine.extension import EngineExtension, EngineSite
 from penstock.worker_service.engine.interface import EngineEvent, EngineInfo
-from penstock.worker_service.text import ByteTokenizer
+from penstock.worker_service.text.tokenizer import ByteTokenizer
 
 CONTEXT_TOKENS = 4096
 

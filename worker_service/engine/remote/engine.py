@@ -36,7 +36,7 @@ from penstock.worker_service.engine.remote.deltas import RemoteReply
 from penstock.worker_service.engine.remote.extension import OpenAi
 from penstock.worker_service.engine.remote.requests import chat_body
 from penstock.worker_service.engine.remote.tokenizer import RemoteTokenizer
-from penstock.worker_service.text import ReplyText
+from penstock.worker_service.text.reply import ReplyText
 from penstock.worker_service.text.request_failures import request_failed
 
 _log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from penstock.services.reasoning import ReasoningFormat
 from penstock.services.tool_calls.formats import ToolFormat
 from penstock.types.prompts import Prompt
 from penstock.worker_service.engine.remote.deltas import REASONING_FORMAT, TOOL_FORMAT
-from penstock.worker_service.text import ByteTokenizer
+from penstock.worker_service.text.tokenizer import ByteTokenizer
 
 
 class RemoteTokenizer(ByteTokenizer):

@@ -42,8 +42,6 @@ from penstock.worker_service.text.request_failures import request_failed
 if TYPE_CHECKING:
     from penstock.worker_service.engine.sglang.shadow import ShadowScheduler
 
-__all__ = ["SglangEngine", "SglangEngineOptions", "config_vocab"]
-
 _log = logging.getLogger(__name__)
 
 CACHE_POLLS = 4  # number of polls between two reads of the metrics page, which is long

@@ -154,7 +154,8 @@ class Sglang(EngineExtension):
         return self.tp * self.pp * self.dp
 
     def build(self, site: EngineSite) -> "Engine":
-        from penstock.worker_service.engine.sglang.engine import SglangEngine, SglangEngineOptions
+        from penstock.worker_service.engine.sglang.engine import SglangEngine
+        from penstock.worker_service.engine.sglang.server_link import SglangEngineOptions
 
         tier, settings = site.tier, site.settings
         endpoint = settings.sglang_endpoint or self.endpoint

@@ -8,7 +8,8 @@ from penstock.types.replies import FinishReason
 from penstock.types.requests import GenerationRequest
 from penstock.worker_service.engine import reply_rules
 from penstock.worker_service.engine.sglang.client import Piece
-from penstock.worker_service.text import ReplyText, Tokenizer
+from penstock.worker_service.text.reply import ReplyText
+from penstock.worker_service.text.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from penstock.worker_service.engine.runner import RawLogprobs, Row, RowResult
 from penstock.worker_service.scheduling.batching import BatchLimits
 from penstock.worker_service.scheduling.blocks import BlockPool
 from penstock.worker_service.scheduling.policies import PolicyName, batch_policy
-from penstock.worker_service.text import ByteTokenizer
+from penstock.worker_service.text.tokenizer import ByteTokenizer
 
 LOADED_PARTS = 20  # of a model that takes time to load
 OWN_SHARE = 0.9  # probability that the model reports for the chosen token
