@@ -1,11 +1,9 @@
 """Finds all problems of a mesh file that can be found without starting the mesh."""
 
 import contextlib
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -31,9 +29,6 @@ from penstock.services.settings import ServiceSettings
 from penstock.types.judging import ScorerInfo
 from penstock.types.problems import FieldProblem
 
-MAX_REPAIRS = 5  # passes that repair bad fields to find the problems that they cover
-STAND_INS = {"name": "stand-in-{}", "kind": "confidence"}  # for required fields that are missing
-
 
 @dataclass(frozen=True, slots=True)
 class Findings:
@@ -47,46 +42,33 @@ class Findings:
 def check_mesh_file(path: Path, *, here: bool = False) -> Findings:
     """What is wrong with a mesh file. here: what this machine lacks is a problem, as it is for `penstock up`.
 
-    Bad fields hide the problems that they cover, so each pass removes the bad fields, or replaces the required ones,
-    and checks the rest again.
+    What is between fields, and outside the file, is looked at where each field is right by itself.
     """
     try:
-        data: dict[str, Any] = copy.deepcopy(read_mesh_data(path))
+        mesh = MeshFile.model_validate(read_mesh_data(path))
     except SettingsError as error:
         return Findings(list(error.problems), [])
-    problems: list[FieldProblem] = []
-    for _ in range(MAX_REPAIRS):
-        fields = [problem.field for problem in problems]
-        try:
-            mesh = MeshFile.model_validate(data)
-        except ValidationError as error:
-            problems += [p for p in field_problems(error, MeshFile) if not _follows_from(p.field, fields)]
-            repaired = [_repair(data, fault["loc"], missing=fault["type"] == "missing") for fault in error.errors()]
-            if not all(repaired):
-                break
-            continue
-        more, of_host = [*disagreements(mesh)], list[FieldProblem]()
-        try:
-            settings = ServiceSettings.load(mesh_file=path)
-            for tier in mesh.tiers:
-                more += tier_problems(mesh, tier, settings)
-                of_host += tier_problems(mesh, tier, settings, of_host=True)
-            for scorer in mesh.judge.scorers if mesh.judge.replicas else ():
-                more += scorer_problems(mesh, scorer, settings)
-                of_host += scorer_problems(mesh, scorer, settings, of_host=True)
-            more += unused_judge_fields(mesh) if mesh.judge.replicas else ()
-            more += _server_port_problems(mesh)
-            more += _missing_outside(mesh, settings)
-            settings.processes_of_router(mesh)
-        except SettingsError as error:  # in the environment, which every service reads
-            more += error.problems
-        problems += [p for p in more if not _follows_from(p.field, fields)]
-        of_host = [p for p in of_host if not _follows_from(p.field, fields)]
-        notes = [*_remarks(mesh)]
-        if not problems and not of_host:
-            notes += _uncalibrated(mesh, path)
-        return Findings([*problems, *of_host], notes) if here else Findings(problems, [*of_host, *notes])
-    return Findings(problems, [])
+    except ValidationError as error:
+        return Findings(field_problems(error, MeshFile), [])
+    problems, of_host = [*disagreements(mesh)], list[FieldProblem]()
+    try:
+        settings = ServiceSettings.load(mesh_file=path)
+        for tier in mesh.tiers:
+            problems += tier_problems(mesh, tier, settings)
+            of_host += tier_problems(mesh, tier, settings, of_host=True)
+        for scorer in mesh.judge.scorers if mesh.judge.replicas else ():
+            problems += scorer_problems(mesh, scorer, settings)
+            of_host += scorer_problems(mesh, scorer, settings, of_host=True)
+        problems += unused_judge_fields(mesh) if mesh.judge.replicas else ()
+        problems += _server_port_problems(mesh)
+        problems += _missing_outside(mesh, settings)
+        settings.processes_of_router(mesh)
+    except SettingsError as error:  # in the environment, which every service reads
+        problems += error.problems
+    notes = [*_remarks(mesh)]
+    if not problems and not of_host:
+        notes += _uncalibrated(mesh, path)
+    return Findings([*problems, *of_host], notes) if here else Findings(problems, [*of_host, *notes])
 
 
 def _server_port_problems(mesh: MeshFile) -> Iterator[FieldProblem]:
@@ -174,36 +156,3 @@ def _missing_outside(mesh: MeshFile, settings: ServiceSettings) -> Iterator[Fiel
             load_question(settings.resolve(replan.question))
         except FileError as error:
             yield FieldProblem("planner.replan.question", str(error))
-
-
-def _follows_from(field: str, fields: Sequence[str]) -> bool:
-    """Whether a problem may be caused by the repair of a known one: it is at the same field, inside it or around it.
-
-    Whether a model is required depends on the engine.
-    """
-    if field.endswith(".model") and f"{field.removesuffix('model')}engine" in fields:
-        return True
-    return any(
-        not other
-        or field == other
-        or field.startswith((f"{other}.", f"{other}["))
-        or other.startswith((f"{field}.", f"{field}["))
-        for other in fields
-    )
-
-
-def _repair(data: Any, location: Sequence[str | int], *, missing: bool) -> bool:
-    """Remove the field at a location, or insert a stand-in for a missing one; False if neither is possible."""
-    part = data
-    for key in location[:-1]:
-        try:
-            part = part[key]
-        except (KeyError, IndexError, TypeError):
-            return False
-    if not location or not isinstance(part, dict):
-        return False
-    name = location[-1]
-    if missing and name in STAND_INS:
-        part[name] = STAND_INS[str(name)].format(location[-2])
-        return True
-    return part.pop(name, None) is not None

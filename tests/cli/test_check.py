@@ -256,31 +256,25 @@ def test_what_is_sound_and_may_not_be_meant_is_remarked_on(tmp_path: Path, conte
     assert note in notes[field]
 
 
-def test_one_fault_hides_no_other(tmp_path: Path) -> None:
-    """Faults within fields, between fields and outside the file come out at once, and nothing that only follows from them."""
-    content = {
-        "tiers": [
-            {"engine": "torch", "model": "nowhere", "workers": -1},
-            {**SMALL, "threshold": 300},
-            {**LARGE, "engine": "torhc", "colour": "red"},
-        ],
-        "judge": {"scorers": [{"name": "x", "kind": "vibes"}], "default_scorer": "y"},
-        "router": {"grpc_port": 70000},
-    }
-    status, found = checked(tmp_path, content)
+def test_all_faults_of_fields_come_out_at_once_then_those_between_them(tmp_path: Path) -> None:
+    tiers = [
+        {"engine": "torch", "model": "nowhere", "workers": -1},
+        {**SMALL, "threshold": 300},
+        {**LARGE, "colour": "red"},
+    ]
+    judge = {"scorers": [{"name": "x", "kind": "exact"}], "default_scorer": "y"}
+    status, faults = checked(tmp_path, {"tiers": tiers, "judge": judge, "router": {"grpc_port": 70000}})
     assert status == 1
-    assert set(found) == {
-        "tiers[0].name",
-        "tiers[0].workers",
-        "tiers[0].threshold",
-        "tiers[0].model",
-        "tiers[1].threshold",
-        "tiers[2].engine",
-        "tiers[2].colour",
-        "judge.scorers[0].kind",
-        "judge.default_scorer",
-        "router.grpc_port",
-    }
+    of_fields = {"tiers[0].name", "tiers[0].workers", "tiers[1].threshold", "tiers[2].colour", "router.grpc_port"}
+    assert set(faults) == of_fields
+    tiers = [
+        {"name": "first", "engine": "torch", "model": "nowhere", "threshold": 5},
+        SMALL,
+        {**LARGE, "engine": "torhc"},
+    ]
+    status, faults = checked(tmp_path, {"tiers": tiers, "judge": judge})
+    assert status == 1
+    assert set(faults) == {"tiers[0].model", "tiers[2].engine", "judge.default_scorer"}
 
 
 def test_the_environment_that_services_read_is_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,12 +295,12 @@ def test_what_is_no_mesh_file_is_named(tmp_path: Path, content: str) -> None:
 
 def test_a_person_reads_a_line_per_fault(tmp_path: Path) -> None:
     path = tmp_path / "mesh.yaml"
-    path.write_text(yaml.safe_dump({"tiers": [{**SMALL, "worker": 2}, {**LARGE, "threshold": 5}]}))
+    path.write_text(yaml.safe_dump({"tiers": [{**SMALL, "worker": 2}, {**LARGE, "workers": -1}]}))
     done = penstock("check", str(path))
     assert done.returncode == 1
     assert [line.removeprefix(f"{path}: ").partition(": ")[0] for line in done.stderr.splitlines()] == [
         "tiers[0].worker",
-        "tiers[1].threshold",
+        "tiers[1].workers",
     ]
     nowhere = penstock("check", str(tmp_path / "none.yaml"))
     assert (nowhere.returncode, nowhere.stderr) == (1, f"{tmp_path / 'none.yaml'}: No such file or directory\n")
