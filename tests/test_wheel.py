@@ -195,7 +195,6 @@ NEEDS = {
     "demo": "demo",
     "check": "service",
     "values mesh.yaml": "service",
-    "redis-users": "service",
     "plan --cluster c --models m --trace t --quality q --min-quality 80": "planner",
     "plan apply plan.json": "planner",
     "plan render plan.json --to compose": "planner",
@@ -228,6 +227,7 @@ NEED_NONE = {
     "certs",
     "usage",
     "export-trace",
+    "redis-users",
 }
 
 

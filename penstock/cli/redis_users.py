@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.output import errors, fail, failing_on, needs_extra, print_line
+from penstock.cli.output import errors, fail, failing_on, print_line
 
 
-@needs_extra("redis-users", "service")
 def redis_users(
     mesh: Annotated[
         Path, typer.Option("--mesh", "-m", help="The mesh file, whose name the users and keys get.")
