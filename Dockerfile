@@ -54,6 +54,7 @@ ENV PATH=/opt/penstock/bin:$PATH \
     HF_HUB_OFFLINE=1 \
     TOKENIZERS_PARALLELISM=false \
     OMP_NUM_THREADS=1 \
+    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
     PENSTOCK_BIND_HOST=0.0.0.0 \
     PENSTOCK_GRPC_PORT=50051 \
     PENSTOCK_HTTP_PORT=8000 \
