@@ -93,6 +93,8 @@ class MeshInput:
         if options.workers:
             mesh, text = _with_workers(mesh, path, options.workers)
         environment = {"PENSTOCK_LOG_LEVEL": options.log_level, "TOKENIZERS_PARALLELISM": "false"}
+        if "GLIBC_TUNABLES" not in os.environ:
+            environment["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"  # steps take half as long on some hosts
         if "HF_HUB_OFFLINE" not in os.environ and not needs_hub(mesh, path):
             environment["HF_HUB_OFFLINE"] = "1"  # libraries query the hub even for local folders
         folder = path.resolve().parent

@@ -65,7 +65,6 @@ def worker(mesh: MeshFile, tier_name: str, index: int, shape: ReplicaShape | Non
     tier = mesh.tier(tier_name)
     shaped, name = tier_in_shape(mesh, tier, shape), f"worker-{tier.name}-{index}"
     env = {"PENSTOCK_TIER": tier.name, "PENSTOCK_WORKER_INDEX": str(index), "OMP_NUM_THREADS": str(tier.threads)}
-    env["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"  # weights in huge pages: steps take half as long on some hosts
     if shaped is not tier and shape is not None:
         name, env = f"{name}@{shape.name}", {**env, "PENSTOCK_WORKER_SHAPE": shape.name}
     engine = engine_of(mesh, shaped)
