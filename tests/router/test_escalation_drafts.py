@@ -94,15 +94,16 @@ async def test_openais_prediction_and_usage(client: openai.AsyncOpenAI) -> None:
         prediction: Any = {"type": "content", "content": content}
         got = await client.chat.completions.create(**options, prediction=prediction)
         assert got.choices[0].message.content == TEXT
-        details = present(present(got.usage).completion_tokens_details)
-        assert (details.accepted_prediction_tokens or 0) > 0.8 * LENGTH
-        assert details.rejected_prediction_tokens is not None
         stream = await client.chat.completions.create(
             **options, prediction=prediction, stream=True, stream_options={"include_usage": True}
         )
         chunks = [chunk async for chunk in stream]
         assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == TEXT
-        assert present(chunks[-1].usage).completion_tokens_details == details
+        for usage in (got.usage, chunks[-1].usage):
+            details = present(present(usage).completion_tokens_details)
+            # How many tokens a step verifies depends on the measured time of a row, so the counts may differ by a few.
+            assert (details.accepted_prediction_tokens or 0) > 0.8 * LENGTH
+            assert details.rejected_prediction_tokens is not None
     plain = await client.chat.completions.create(**options)
     assert present(present(plain.usage).completion_tokens_details).accepted_prediction_tokens == 0
 
