@@ -15,10 +15,10 @@ from typing import Any
 
 from benchmarks import contenders, report
 from benchmarks.contenders import Contender, PenstockWorker
+from benchmarks.cpu_time import cpu_s
 from benchmarks.router_cost import checked_out
 from benchmarks.spread import median_and_range
 from benchmarks.workload import workload
-from penstock.local.cpu_time import cpu_s
 from tests.support import sglang
 
 MODEL = Path("models/family/medium")

@@ -23,9 +23,9 @@ from grpc import aio
 
 from benchmarks import report
 from benchmarks.contenders import PenstockWorker, one_tier_mesh, worker_address, worker_of
+from benchmarks.cpu_time import cpu_s
 from benchmarks.public_data import DataMissing
 from benchmarks.workload import Workload, drive
-from penstock.local.cpu_time import cpu_s
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from penstock.services.processes import free_port
 from tests.support.real_models import FOLDER

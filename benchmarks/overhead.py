@@ -17,9 +17,9 @@ from grpc import aio
 
 from benchmarks import peers, report, router_cost
 from benchmarks.contenders import one_tier_mesh, worker_address
+from benchmarks.cpu_time import cpu_s
 from benchmarks.spread import median_and_range
 from penstock import AsyncClient, Tokens
-from penstock.local.cpu_time import cpu_s
 from penstock.local.mesh import LocalMesh
 from penstock.proto.common.v1 import common_pb2
 from penstock.proto.worker.v1 import worker_pb2 as pb

@@ -18,7 +18,8 @@ from typing import Any
 
 import yaml
 
-from penstock.local.cpu_time import cpu_s, descendants
+from benchmarks.cpu_time import cpu_s
+from penstock.local.cpu_time import descendants
 from penstock.services.processes import free_port
 
 BEFORE = "9c4042d"  # the last commit before the data path was rebuilt

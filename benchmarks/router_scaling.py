@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from benchmarks.cpu_time import cpu_s
 from benchmarks.router_cost import RunningVersion, Version, load, running
 from penstock import Client
-from penstock.local.cpu_time import cpu_s
 
 COUNTS = (1, 2)
 SHARE = 0.07  # of a core, for each router process: little enough that worker and clients can keep up with two

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from benchmarks.cpu_time import cpu_s
 from benchmarks.router_cost import RunningVersion, Version, load, running
 from benchmarks.router_scaling import cgroup_root, grouped
-from penstock.local.cpu_time import cpu_s
 
 SHARE = 0.25  # of a core
 STEP_MS, TOKEN_MS = 10.0, 0.001  # of the engine at full speed: a step, and each stream in it

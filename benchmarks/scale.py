@@ -35,11 +35,11 @@ from typing import Any
 import yaml
 
 from benchmarks import report
+from benchmarks.cpu_time import cpu_s
 from benchmarks.fault_streams import rss_bytes
 from benchmarks.meshes import CONFIDENCE, mesh_of
 from benchmarks.spread import percentile
 from penstock import AsyncClient, Finished, InstanceChanged, PenstockError, TierStarted, Tokens
-from penstock.local.cpu_time import cpu_s
 from penstock.local.mesh import LocalMesh
 from penstock.router_service.routing.instance_pool import InstancePool
 from penstock.router_service.routing.placement import Placed

@@ -32,9 +32,9 @@ from redis.asyncio import Redis
 from redis.connection import Connection as RedisConnection
 
 from benchmarks import report
+from benchmarks.cpu_time import cpu_s
 from benchmarks.spread import percentile
 from penstock.local import redis_server as local_redis
-from penstock.local.cpu_time import cpu_s
 from penstock.services import open_files
 from penstock.services.background import end
 from penstock.services.domain.instances import InstanceRecord, Load, ModelCard, Role

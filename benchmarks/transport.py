@@ -28,8 +28,8 @@ from grpc import aio
 from opentelemetry.metrics import NoOpMeter
 
 from benchmarks import report
+from benchmarks.cpu_time import cpu_s
 from benchmarks.spread import median_and_range
-from penstock.local.cpu_time import cpu_s
 from penstock.mapper import to_message
 from penstock.proto.worker.v1 import worker_pb2 as pb
 from penstock.proto.worker.v1 import worker_pb2_grpc

@@ -28,7 +28,8 @@ from _pytest.runner import runtestprotocol
 from hypothesis import Phase, settings
 
 from benchmarks import report
-from penstock.local.cpu_time import descendants, group_cpu_s, scheduled_s
+from benchmarks.cpu_time import scheduled_s
+from penstock.local.cpu_time import descendants, group_cpu_s
 from scripts.mutations import Mutation, mutations
 
 ROOT = Path(__file__).resolve().parent.parent

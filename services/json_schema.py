@@ -6,7 +6,7 @@ other than to `#/...`. Patterns are left out because their run time has no bound
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 MAX_STEPS = 50_000
@@ -93,7 +93,7 @@ class _Check:
     def _fits_combinations(self, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
         if isinstance(schema.get("$ref"), str) and not self._fits_reference(value, schema["$ref"], depth):
             return False
-        for name, holds in (("allOf", all), ("anyOf", any), ("oneOf", _exactly_one)):
+        for name, holds in (("allOf", all), ("anyOf", any), ("oneOf", lambda fitting: sum(fitting) == 1)):
             parts = _part(schema, name, list, None)
             if parts is not None and not holds(self.fits(value, part, depth + 1) for part in parts):
                 return False
@@ -151,10 +151,6 @@ def _part(schema: Mapping[str, Any], name: str, kind: type, default: Any) -> Any
     """The part of a schema with a name; the default if there is none, or it is of another kind."""
     part = schema.get(name)
     return part if isinstance(part, kind) else default
-
-
-def _exactly_one(fitting: Iterable[bool]) -> bool:
-    return sum(fitting) == 1
 
 
 def _of_type(value: Any, types: Any) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cpu_time import scheduled_s
 from benchmarks.end_to_end.explained import EngineTime
 from benchmarks.end_to_end.site import Layout, mesh_content
 from benchmarks.end_to_end.systems import System
@@ -16,7 +17,7 @@ from penstock import AsyncClient
 from penstock.cli.demo_run import warm_up
 from penstock.cli.held_out import Question
 from penstock.client.judging import AsyncJudge
-from penstock.local.cpu_time import group_cpu_s, scheduled_s
+from penstock.local.cpu_time import group_cpu_s
 from penstock.local.mesh import LocalMesh
 from penstock.services.domain.instances import Role
 

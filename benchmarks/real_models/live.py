@@ -22,13 +22,13 @@ import yaml
 
 from benchmarks import report
 from benchmarks.contenders import worker_of
+from benchmarks.cpu_time import cpu_s
 from benchmarks.end_to_end.run import EndToEnd, Setup
 from benchmarks.end_to_end.site import layouts
 from benchmarks.meshes import mesh_of
 from benchmarks.real_models.prompts import MAX_TOKENS, MODELS, Task, tasks
 from benchmarks.real_models.tools import NEED, NO_NEED, TOOLS
 from penstock import AsyncClient, Options, Slo, Tokens
-from penstock.local.cpu_time import cpu_s
 from penstock.services.stalls import StallMonitor
 from penstock.types.slo import SloClass, SloResult
 from tests.support.real_models import FOLDER

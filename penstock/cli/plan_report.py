@@ -141,11 +141,9 @@ def _choice_lines(plan: CascadePlan) -> list[str]:
     lines = [f"{line}; left out: {', '.join(left_out)}" if left_out else line]
     if (other := choice.runner_up) is None:
         return [*lines, "runner-up: none, the plans of all other forms are served in the same way"]
-    dollars = other.cost.dollars_per_hour
-    cost = f"{other.cost.gpus} GPUs" + ("" if dollars is None else f", {dollars:,.2f} dollars per hour")
     rate = "" if plan.goal.value != "rate" or other.rate_per_s is None else f", {other.rate_per_s:.3g} requests/s"
     words = "" if plan.latency is None else plan.latency.words
-    figures = f"quality {other.quality:.2f}, {words} {seconds(other.latency_p95_s)}, {cost}{rate}"
+    figures = f"quality {other.quality:.2f}, {words} {seconds(other.latency_p95_s)}, {other.cost.words}{rate}"
     by = " by a predictor" if other.routed else ""
     return [*lines, f"runner-up: {(' or ' if other.routed else ' + ').join(other.tiers)}{by}, {figures}"]
 
@@ -177,8 +175,7 @@ def _band_lines(plan: CascadePlan) -> list[str]:
         return [line]
     if (cost := band.kept_for) is None:
         return [f"{line}; no plan was found that keeps the target up to there"]
-    dollars = "" if cost.dollars_per_hour is None else f", {cost.dollars_per_hour:,.2f} dollars per hour"
-    return [f"{line}; the target is kept up to there with {cost.gpus} GPUs{dollars}"]
+    return [f"{line}; the target is kept up to there with {cost.words}"]
 
 
 def _promise_lines(plan: CascadePlan) -> list[str]:

@@ -1,17 +1,10 @@
 """CPU time of processes, from `/proc`. Needs only the standard library."""
 
-import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-
-
-def cpu_s(pid: int, thread: int | None = None) -> float:
-    """User and system time of a process, or of one of its threads, so far; 0 for one that has ended."""
-    fields = stat_fields(f"{pid}" if thread is None else f"{pid}/task/{thread}")
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S if fields else 0.0
 
 
 def group_cpu_s(pids: Iterable[int]) -> float:
@@ -25,19 +18,6 @@ def group_cpu_s(pids: Iterable[int]) -> float:
             # its own, and of the children it has waited for
             ticks += sum(map(int, stat_fields(str(pid))[11:15]))
     return ticks / TICKS_PER_S
-
-
-def scheduled_s(pid: int) -> dict[int, tuple[float, float]]:
-    """By thread of a process: seconds on a core, and seconds ready to run without one, so far.
-
-    Empty for a process that has ended, and where the kernel does not tell (CONFIG_SCHED_INFO).
-    """
-    result = {}
-    for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError):  # the thread has ended
-            ran_ns, waited_ns = thread.read_text().split()[:2]
-            result[int(thread.parent.name)] = int(ran_ns) / 1e9, int(waited_ns) / 1e9
-    return result
 
 
 def descendants(pid: int) -> list[int]:

@@ -151,6 +151,12 @@ class Cost:
     gpus: int
     dollars_per_hour: float | None = None
 
+    @property
+    def words(self) -> str:
+        """`5 GPUs and 12.50 dollars per hour`."""
+        gpus = f"{self.gpus} GPU{'' if self.gpus == 1 else 's'}"
+        return gpus if self.dollars_per_hour is None else f"{gpus} and {self.dollars_per_hour:,.2f} dollars per hour"
+
 
 @dataclass(frozen=True, slots=True)
 class LatencyBand:

@@ -9,7 +9,7 @@ from penstock.planner_service.planning.cascade_plan import CascadePlan
 from penstock.planner_service.question.planning_options import Goal, Options
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.routing.solution import Unreachable
-from penstock.types.planned import Cost, NextStep
+from penstock.types.planned import NextStep
 
 QUALITY_STEP = 1.0  # points
 LEAST_LOAD = 0.1  # of what a plan's GPUs sustain; below, any plan would do
@@ -77,7 +77,7 @@ def _runner_up(plan: CascadePlan) -> str:
     """`the runner-up, small + medium + large, takes 14 GPUs and 56.00 dollars per hour`."""
     if plan.choice is None or plan.goal is not Goal.COST or (other := plan.choice.runner_up) is None:
         return ""
-    return f"the runner-up, {form_words(other.tiers, routed=other.routed)}, takes {_cost_words(other.cost)}"
+    return f"the runner-up, {form_words(other.tiers, routed=other.routed)}, takes {other.cost.words}"
 
 
 def _gap(plan: CascadePlan) -> str:
@@ -86,11 +86,6 @@ def _gap(plan: CascadePlan) -> str:
     if plan.choice is None or plan.goal is not Goal.COST or gap is None or gap > MOST_GAP:
         return ""
     return "no plan costs less" if gap == 0 else f"no plan costs over {100 * gap:.2g} % less"
-
-
-def _cost_words(cost: Cost) -> str:
-    gpus = f"{cost.gpus} GPU{'' if cost.gpus == 1 else 's'}"
-    return gpus if cost.dollars_per_hour is None else f"{gpus} and {cost.dollars_per_hour:,.2f} dollars per hour"
 
 
 def _saved(plan: CascadePlan) -> str:
@@ -105,7 +100,7 @@ def _saved(plan: CascadePlan) -> str:
         dollars = alone.cost.dollars_per_hour - plan.dollars_per_hour
         saved.append(f"{abs(dollars):,.2f} dollars per hour {'less' if dollars >= 0 else 'more'}")
     assumed = ", more than there are" if alone.assumed else ""
-    return f"{' and '.join(saved)} than {alone.tier} alone, which takes {_cost_words(alone.cost)}{assumed}"
+    return f"{' and '.join(saved)} than {alone.tier} alone, which takes {alone.cost.words}{assumed}"
 
 
 def _breaks(plan: CascadePlan) -> str:

@@ -7,13 +7,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from penstock.planner_service.deployment.allocation import (
-    ANY_S,
-    allocate,
-    every_split,
-    fewest_within,
-    in_proportion,
-)
+from penstock.planner_service.deployment.allocation import ANY_S, allocate, every_split, fewest_within, in_proportion
 from penstock.planner_service.deployment.saturation import Sustain, needed_per_s, saturated_per_s
 from penstock.planner_service.deployment.search import INFEASIBLE, LatencyTable, Strategy, gpu_counts
 from penstock.planner_service.routing.grading import OWN, Grading, TierLoad

@@ -95,9 +95,7 @@ def plan_stages(sample: LengthSample, qoe: QoeModel, instances: int, max_tokens:
     problem = Problem(sample, qoe, instances, moves, exponential_cuts(max_tokens))
     parts = problem.exact()
     return StagePlan(
-        problem.layout(parts),
-        problem.total(parts),
-        problem.total([(0, len(problem.cut_points) - 1, instances)]),
+        problem.layout(parts), problem.total(parts), problem.total([(0, len(problem.cut_points) - 1, instances)])
     )
 
 

@@ -20,12 +20,7 @@ from penstock.router_service.generation.tier_times import TierTimes
 from penstock.router_service.routing.waiting_price import WaitingPrice
 from penstock.services import telemetry
 from penstock.services.acceptance.pipeline import compares_answers, predicting
-from penstock.services.domain.errors import (
-    PenstockError,
-    PromptTooLong,
-    Unavailable,
-    UnsupportedByModel,
-)
+from penstock.services.domain.errors import PenstockError, PromptTooLong, Unavailable, UnsupportedByModel
 from penstock.services.domain.mesh_view import MeshView
 from penstock.services.domain.score_prediction import ScorePredictor, prompt_text
 from penstock.services.reasoning import reasoning_parser

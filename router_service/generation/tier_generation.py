@@ -14,14 +14,7 @@ from opentelemetry.metrics import Meter
 from opentelemetry.trace import Tracer
 
 from penstock.router_service.clients.worker_client import WorkerClient
-from penstock.router_service.domain.failures import (
-    OF_THE_INSTANCE,
-    Cost,
-    Failure,
-    FailureHistory,
-    TryBudget,
-    classify,
-)
+from penstock.router_service.domain.failures import OF_THE_INSTANCE, Cost, Failure, FailureHistory, TryBudget, classify
 from penstock.router_service.domain.reply_promise import ReplyPromise
 from penstock.router_service.generation.attempt import Attempt, AttemptServices, MoveStalls, SloHops, TierReply
 from penstock.router_service.generation.reply_assembler import OnTierEvent, ReplyAssembler, TierEvent

@@ -23,12 +23,7 @@ from penstock.types.rules import AcceptanceRules, PlanRules, RuleOptions, TierRu
 if TYPE_CHECKING:
     from penstock.services.acceptance.judged import JudgedSample
 
-RULES: tuple[AcceptanceRule, ...] = (
-    BestAnswer(),
-    SkipPrediction(),
-    SkippingForAnother(),
-    LongAnswersAccepted(),
-)
+RULES: tuple[AcceptanceRule, ...] = (BestAnswer(), SkipPrediction(), SkippingForAnother(), LongAnswersAccepted())
 """All rules, in the order in which plans list them. The rest of the house asks these, and names none of them."""
 OF_TIERS = tuple(rule for rule in RULES if rule.of_tiers)
 OF_PLANS = tuple(rule for rule in RULES if not rule.of_tiers)

@@ -60,8 +60,7 @@ def _problems(plan: Plan) -> Iterator[FieldProblem]:
 def _tier_problems(tier: TierPlan, path: str) -> Iterator[FieldProblem]:
     if not _TIER_NAME.match(tier.name):
         yield FieldProblem(
-            f"{path}.name",
-            "must be 1 to 63 characters of a-z, 0-9, -, _ and ., starting with a letter or digit",
+            f"{path}.name", "must be 1 to 63 characters of a-z, 0-9, -, _ and ., starting with a letter or digit"
         )
     elif tier.name == CASCADE_MODEL:
         yield FieldProblem(f"{path}.name", f"'{CASCADE_MODEL}' is reserved for all tiers together")

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from penstock.local.cpu_time import cpu_s, descendants, group_cpu_s, scheduled_s
+from benchmarks.cpu_time import cpu_s, scheduled_s
+from penstock.local.cpu_time import descendants, group_cpu_s
 from tests.support.present import present
 
 USED_S = 0.2

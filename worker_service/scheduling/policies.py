@@ -60,10 +60,7 @@ def _give_prompts(step: StepInProgress, running: Seq[Sequence]) -> None:
 
 
 def batch_policy(
-    name: PolicyName,
-    latency: StepLatencyModel,
-    best_effort_reserve: float,
-    measured: Seq[tuple[StepLoad, float]] = (),
+    name: PolicyName, latency: StepLatencyModel, best_effort_reserve: float, measured: Seq[tuple[StepLoad, float]] = ()
 ) -> BatchPolicy:
     """The policy of this name, ready for its first step: compiled code is compiled, or read from its cache, now.
 

@@ -33,13 +33,7 @@ def best_split(ordered: Seq[InFlight], qoe: QoeModel) -> int:
 
 
 def refine(
-    boundary: float,
-    own: Iterable[InFlight],
-    successor: Seq[InFlight],
-    qoe: QoeModel,
-    *,
-    least: int,
-    most: int,
+    boundary: float, own: Iterable[InFlight], successor: Seq[InFlight], qoe: QoeModel, *, least: int, most: int
 ) -> float:
     """The next boundary: the first length, in tokens, beyond the instance's range; a float, so that small changes add up.
 

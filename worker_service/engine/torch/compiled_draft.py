@@ -103,13 +103,7 @@ def _drawn(logits: F32, temperature: float, top_p: float, top_k: int, chance: fl
 
 @compiled(fastmath=True)
 def _draft(
-    model: Constants,
-    head: F32,
-    kv: tuple[F32, F32],
-    drafts: DraftColumns,
-    least: float,
-    out: I64,
-    counts: I64,
+    model: Constants, head: F32, kv: tuple[F32, F32], drafts: DraftColumns, least: float, out: I64, counts: I64
 ) -> None:
     """Draft for each sequence in turn; `out` (B, W) and `counts` (B,) are the result. kv: as in `forward`."""
     tables, known, places, sampling, chances = drafts
