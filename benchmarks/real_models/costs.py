@@ -4,8 +4,7 @@ Answers come from many hours and several machines. What systems cost is computed
 models are compared on equal terms. As where answers are generated: one thread, AT_ONCE replies in a batch.
 
 `drafts` measures what an escalated answer costs: the large model answers with the small one's answers as drafts, which fail
-examples of their prompts, and without, in turns, every GROUP of prompts. Where both
-differ, the tokens at which they part must be a near tie: batches of other sizes take other kernels, which round otherwise.
+examples of their prompts, and without, in turns, every GROUP of prompts. Where texts differ, see `ties`.
 """
 
 import asyncio
@@ -102,10 +101,9 @@ def measure_drafts() -> None:
             jobs = [Job(task.text, MAX_TOKENS[task.set], text if way == "drafted" else "") for task, text in group]
             ran = run_all(core, jobs, acceptance)
             seconds[way], texts[way] = ran.cpu_s, ran.outputs
-        pairs = zip(group, texts["plain"], texts["drafted"], strict=True)
-        gaps = [_gap(core, task, plain, drafted) for (task, _), plain, drafted in pairs if plain != drafted]
+        same = sum(plain == drafted for plain, drafted in zip(texts["plain"], texts["drafted"], strict=True))
         took = {f"{way}_s": round(s, 1) for way, s in seconds.items()}
-        groups.append({"prompts": len(group), "same": len(group) - len(gaps), "gaps": gaps, **took})
+        groups.append({"prompts": len(group), "same": same, **took})
         print(groups[-1], flush=True)
     counts = core.proposals.of_sources
     figures = {
@@ -119,17 +117,6 @@ def measure_drafts() -> None:
         "groups": groups,
     }
     print(figures["cpu"], report.write("real_models/drafts", figures))
-
-
-def _gap(core: EngineCore, task: Task, one: Sequence[int], other: Sequence[int]) -> float:
-    """Where two answers part: by how much the log-probabilities of the two most likely tokens differ, computed alone."""
-    at = next(i for i, (a, b) in enumerate(itertools.zip_longest(one, other)) if a != b)
-    prompt = (*core.tokenizer.encode(ChatPrompt((ChatMessage("user", task.text),))), *one[:at])
-    sampling = SamplingParams(0.0, max_tokens=1, top_logprobs=2)
-    request = GenerationRequest(f"gap-{next(_runs)}", TokenPrompt(prompt), sampling)
-    frames = [frame for _, frame in outputs(core, iter([request])) if isinstance(frame, TokenFrame)]
-    first, second = (each.logprob for each in frames[0].logprobs[0].top)
-    return round(first - second, 4)
 
 
 async def _rejected(some: Sequence[Task], known: Mapping[str, Mapping[str, Any]]) -> list[tuple[Task, str]]:

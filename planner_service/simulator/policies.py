@@ -66,7 +66,10 @@ class Dispatch:
         return work_tokens(*self._work[i]) + sent_tokens(self._sent[i])
 
     def _wait_s(self, i: int) -> float:
-        return wait_s(self._work[i].prompt_tokens + self._sent[i].tokens, self._prompt_tokens_per_s)
+        return wait_s(self._prompt_tokens(i), self._prompt_tokens_per_s)
+
+    def _prompt_tokens(self, i: int) -> int:
+        return self._work[i].prompt_tokens + self._sent[i].tokens
 
 
 class LeastWork(Policy):
