@@ -1,8 +1,8 @@
 """Whether a text is the same alone, eight at once, and with itself as draft; if not, that its tokens part at a near tie.
 
 llama.cpp takes other kernels for other numbers of rows, and they round otherwise. So log-probabilities differ a little, and
-the likeliest token is another one where the two likeliest are closer than that. Measured over all tokens before texts part:
-by how much the difference of the two likeliest tokens' log-probabilities changes. Where texts part: that difference, alone.
+where the two most likely tokens are closer than that, the other one is taken. Measured over all tokens before texts part: by
+how much the difference of their log-probabilities changes. Where texts part: that difference, alone.
 """
 
 import itertools
@@ -28,7 +28,7 @@ _runs = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """tokens, and for each the two likeliest tokens' difference of log-probabilities."""
+    """tokens, and for each the two most likely tokens' difference of log-probabilities."""
 
     tokens: list[int]
     gaps: list[float]

@@ -199,7 +199,7 @@ def test_a_stated_cascade_of_four_tiers_is_no_worse_than_the_best_three_of_them(
 
 
 @pytest.mark.parametrize("goal", [pytest.param(g, marks=pytest.mark.slow if g is Goal.RATE else []) for g in Goal])
-@pytest.mark.parametrize("seed", [3, 5])
+@pytest.mark.parametrize("seed", [pytest.param(3, marks=pytest.mark.slow), 5])
 def test_what_users_feel_is_the_best_of_all_cascades_planned_one_by_one(goal: Goal, seed: int) -> None:
     """End to end there is no brute force: the choice is the best of the plans for each cascade; the runner-up has
     other tiers."""

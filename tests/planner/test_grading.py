@@ -73,6 +73,7 @@ def planned_strategies(site: Site, demand: Demand) -> list[Strategy]:
     return list(deployment.strategies)
 
 
+@pytest.mark.slow
 def test_a_tier_that_grades_needs_more(tmp_path: Path) -> None:
     """For the same routing, latency and rate, the tier that grades takes more GPUs and is busier; the other does not."""
     demand = demand_at(20.0)

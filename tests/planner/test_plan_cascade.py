@@ -261,6 +261,7 @@ def test_bad_scores_and_files_are_named(tmp_path: Path) -> None:
     assert run("simulate", "--plan", tmp_path / "q.csv", "--trace", path).returncode == 2
 
 
+@pytest.mark.slow
 def test_measured_replicas_take_the_place_of_the_roofline(data: tuple[Path, Path], tmp_path: Path, site: Site) -> None:
     """A tier with a profile is planned with it: ten times the roofline's step time shows in the plan."""
     plain = present(site.replica(2, ReplicaShape(8, 1), 2000)[0])

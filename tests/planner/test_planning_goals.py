@@ -67,6 +67,7 @@ def test_with_a_quality_alone_the_cheapest_plan_is_as_fast_as_the_largest_model(
     assert "warning: the rate is" in verdict(site, idle)
 
 
+@pytest.mark.slow
 def test_a_larger_cluster_is_assumed_for_the_largest_model_where_there_is_too_little(inputs: Inputs) -> None:
     """The model fits no four GPUs; the plan keeps to those."""
     base, demand = inputs[0], drawn(inputs)
