@@ -70,7 +70,11 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "services/domain/stages/bidding.py": ("tests/domain/test_bidding_laws.py", "tests/domain/test_bidding.py"),
     "router_service/admission/admission_queue.py": ("tests/router/test_admission_queue.py",),
     "router_service/admission/rules.py": ("tests/router/test_admission_queue.py",),
-    "router_service/generation/cascade.py": ("tests/router/test_cascade.py", "tests/router/test_flagged_answers.py"),
+    "router_service/generation/cascade.py": (
+        "tests/router/test_cascade.py",
+        "tests/router/test_cascade_generation.py",
+        "tests/router/test_flagged_answers.py",
+    ),
     "router_service/generation/reply_assembler.py": ("tests/router/test_reply_assembler.py", *TIER_TESTS),
     "router_service/generation/tier_generation.py": TIER_TESTS,
     "router_service/generation/attempt.py": TIER_TESTS,

@@ -4,14 +4,18 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.router_service.domain.events import RouterRequest
 from penstock.router_service.generation import cascade
 from penstock.router_service.generation.cascade import Escalate
 from penstock.services.acceptance.long_answers import counted_tokens
 from penstock.services.acceptance.pipeline import lowest_accepted
-from penstock.services.domain.errors import NotFound
+from penstock.services.domain.errors import InvalidRequest, NotFound
 from penstock.types.events import EscalationReason
 from penstock.types.plans import JudgeUnavailable, Plan, TierPlan
+from penstock.types.prompts import TextPrompt
+from penstock.types.requests import Resume
 from penstock.types.rules import LongAnswers
+from penstock.types.sampling import SamplingParams
 
 PLAN = Plan(1, (TierPlan("small", "a", 60.0, 1), TierPlan("medium", "b", 70.0, 1), TierPlan("large", "c", None, 1)))
 
@@ -21,6 +25,16 @@ def test_the_cascade_is_all_tiers_and_a_tier_is_itself() -> None:
     assert [t.name for t in cascade.route(PLAN, "medium")] == ["medium"]
     with pytest.raises(NotFound):
         cascade.route(PLAN, "huge")
+
+
+@pytest.mark.parametrize("tier", ["huge", "large"])
+def test_a_reply_is_resumed_at_a_tier_of_its_route(tier: str) -> None:
+    prompt, sampling = TextPrompt("hello"), SamplingParams()
+    request = RouterRequest("r", "medium", prompt, sampling, deadline_s=1.0, resume=Resume("medium", (1,)))
+    medium = cascade.route(PLAN, "medium")
+    assert cascade.entry(PLAN, medium, request) == 0
+    with pytest.raises(NotFound if tier == "huge" else InvalidRequest, match=tier):
+        cascade.entry(PLAN, medium, replace(request, resume=Resume(tier, (1,))))
 
 
 @pytest.mark.parametrize(

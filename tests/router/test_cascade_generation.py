@@ -10,6 +10,7 @@ from penstock.router_service.generation.tier_answer import TierAnswer
 from penstock.router_service.routing.waiting_price import WaitingPrice
 from penstock.services.acceptance.wait_price import Price
 from penstock.services.domain.score_prediction import ScorePredictor
+from penstock.types.events import Escalated, EscalationReason
 from penstock.types.plans import Plan, TierPlan
 from penstock.types.prompts import TokenPrompt
 from tests.support.routed_request import TIERS, Router, all_tokens
@@ -104,6 +105,8 @@ async def test_a_prompt_of_tokens_has_no_predicted_score(router: Router) -> None
 async def test_a_tier_is_passed_over_by_its_predicted_score(router: Router) -> None:
     served = await router.serve({}, PASSED_OVER, started=("small", "large"), predictor=PREDICTOR)
     assert [answer.tier.name for answer in served.answers] == ["large"]
+    passed = Escalated("small", "large", EscalationReason.PREDICTED_SCORE_LOW, pytest.approx(4.74, abs=0.01))
+    assert served.output.of(Escalated) == [passed]
 
 
 async def test_a_plan_that_needs_predictions_which_are_not_made_is_warned_of(

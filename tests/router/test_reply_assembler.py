@@ -86,6 +86,7 @@ def test_tokens_before_the_admission_are_a_failure_at_every_instance() -> None:
 
 def test_new_tokens_are_those_of_the_instance_that_is_tried_now() -> None:
     reply = Reply()
+    assert reply.assembler.new_tokens("a") == 0, "none is tried yet"
     reply.assembler.try_instance("a", "")
     reply.assembler.begin()
     reply.assembler.take(frame(2, 10, 11))
