@@ -224,11 +224,13 @@ async def test_nobody_there_costs_an_attempt_and_ejects_and_is_no_death(scene: S
     assert history.deaths == 0
 
 
-async def test_an_instance_that_is_full_is_left_alone_for_as_long_as_it_says(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("first", [Overloaded("full", 3600.0), Act.BREAK_CALL])
+async def test_an_instance_that_is_full_or_whose_call_has_broken_is_left_alone_for_a_while(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, first: Overloaded | Act
 ) -> None:
     monkeypatch.setattr("penstock.router_service.routing.instance_pool.MAX_FULL_S", 3600.0)
-    await scene.start("a", [Overloaded("full", 3600.0)])
+    monkeypatch.setattr("penstock.router_service.generation.tier_generation.MIN_FULL_S", 3600.0)
+    await scene.start("a", [first])
     await scene.start("b")
     assert [(await scene.reply(f"r{i}")).instances for i in range(3)] == [["b"]] * 3
     assert scene.tried == {"a": 1, "b": 3}

@@ -12,6 +12,7 @@ from penstock.router_service.domain.reply_promise import ReplyPromise
 from penstock.router_service.generation.reply_assembler import TierEvent
 from penstock.router_service.generation.tier_generation import TierGeneration
 from penstock.router_service.generation.tier_times import MAX_AGE_S, TierTimes
+from penstock.services.domain.errors import Overloaded
 from penstock.services.domain.instances import SloHeadroom
 from penstock.services.domain.slo.promises import MIN_REMAINDER_S, Promise
 from penstock.services.mesh_schema.slo import MeshSlo
@@ -137,6 +138,16 @@ async def test_hops_and_their_time_are_bounded(scene: Scene, limits: MeshSlo, tr
     assert present(outcome.done).reason is FinishReason.DECLINED
     assert (outcome.token_ids, outcome.of(TierStarted)) == ([], [])
     assert sorted(scene.tried.values()) == [0] * (4 - tried) + [1] * tried
+
+
+async def test_who_waits_for_a_place_until_the_first_token_is_due_is_declined(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.router_service.routing.instance_pool.MAX_FULL_S", 3600.0)
+    await scene.start("a", [Overloaded("full", 3600.0)])
+    outcome = await reply(scene, promise_of(SloFallback.DECLINE, ttft_s=0.05))
+    assert present(outcome.done).reason is FinishReason.DECLINED
+    assert scene.tried == {"a": 1}
 
 
 async def test_only_the_remainder_of_the_budget_travels(scene: Scene) -> None:
