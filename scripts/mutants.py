@@ -133,6 +133,11 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "TierGeneration._place: now >= deadline_s -> now > deadline_s",
     ): "they differ at one instant of a clock",
     (
+        "router_service/generation/attempt.py",
+        "SloHops._may_try: now_s - self._began_s <= self._limits.hop_time_s -> "
+        "now_s - self._began_s < self._limits.hop_time_s",
+    ): "they differ at one instant of a clock",
+    (
         "router_service/generation/tier_generation.py",
         "TierGeneration._place: now >= give_up_at -> now > give_up_at",
     ): "they differ at one instant of a clock",

@@ -150,6 +150,12 @@ async def test_who_waits_for_a_place_until_the_first_token_is_due_is_declined(
     assert scene.tried == {"a": 1}
 
 
+async def test_who_may_be_served_late_waits_on_for_a_place(scene: Scene) -> None:
+    await scene.start("a", [Overloaded("full", 0.2)])
+    outcome = await reply(scene, promise_of(SloFallback.BEST_EFFORT, ttft_s=0.05))
+    assert outcome.token_ids == list(range(TOKENS))
+
+
 async def test_only_the_remainder_of_the_budget_travels(scene: Scene) -> None:
     """The second hop gets less time than the first; a reply that fails over gets what its pace leaves."""
     await scene.start("a", DECLINES)
