@@ -9,6 +9,7 @@ import pytest
 from penstock.router_service.generation.tier_answer import TierAnswer
 from penstock.router_service.routing.waiting_price import WaitingPrice
 from penstock.services.acceptance.wait_price import Price
+from penstock.services.domain.errors import Unavailable
 from penstock.services.domain.score_prediction import ScorePredictor
 from penstock.types.events import Escalated, EscalationReason
 from penstock.types.plans import Plan, TierPlan
@@ -116,6 +117,11 @@ async def test_a_plan_that_needs_predictions_which_are_not_made_is_warned_of(
         served = await router.serve({"small": 95.0}, PASSED_OVER, started=("small", "large"))
     assert served.answer.tier.name == "small"
     assert "score_predictor is not set" in caplog.text
+
+
+async def test_without_a_plan_nothing_can_be_served(router: Router) -> None:
+    with pytest.raises(Unavailable, match="no plan"):
+        await router.serve({}, None, started=())
 
 
 async def test_nothing_is_predicted_where_there_is_one_tier(router: Router) -> None:

@@ -125,7 +125,7 @@ class Router:
     async def serve(
         self,
         scores: dict[str, Score],
-        plan: Plan = PLAN,
+        plan: Plan | None = PLAN,
         *,
         started: Sequence[str] = ("small", "medium", "large"),
         scripts: Mapping[str, Script] = MappingProxyType({}),
@@ -142,7 +142,8 @@ class Router:
         await self.start(*started, scripts=scripts)
         judge = await self.judge(scores)
         judge.reasons, judge.needs_logprobs = reasons or {}, needs_logprobs
-        self.scene.view.follow(plan)
+        if plan is not None:
+            self.scene.view.follow(plan)
         client = JudgeClient(
             self.scene.channels,
             self.scene.pool,
