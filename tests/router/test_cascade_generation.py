@@ -14,7 +14,9 @@ from penstock.services.domain.score_prediction import ScorePredictor
 from penstock.types.events import Escalated, EscalationReason
 from penstock.types.plans import Plan, TierPlan
 from penstock.types.prompts import TokenPrompt
-from tests.support.routed_request import TIERS, Router, all_tokens
+from penstock.types.requests import Resume
+from penstock.types.tools import Tool, ToolUse
+from tests.support.routed_request import PROMPT, TIERS, Router, all_tokens
 
 ONE_TIER = Plan(1, (TierPlan("only", "m", None, 1),))
 PASSED_OVER = Plan(1, (replace(TIERS[0], skip_below=50.0), TIERS[2]))
@@ -117,6 +119,14 @@ async def test_a_plan_that_needs_predictions_which_are_not_made_is_warned_of(
         served = await router.serve({"small": 95.0}, PASSED_OVER, started=("small", "large"))
     assert served.answer.tier.name == "small"
     assert "score_predictor is not set" in caplog.text
+
+
+async def test_calls_are_read_in_the_whole_of_a_resumed_answer(router: Router) -> None:
+    """Those that its client has the beginning of, too."""
+    prompt = replace(PROMPT, tool_use=ToolUse((Tool("look"),)))
+    begun = Resume("only", (0, 1, 2), "<tool_call>")
+    served = await router.serve({}, ONE_TIER, started=("only",), prompt=prompt, resume=begun)
+    assert served.answer.text.startswith("<tool_call>")
 
 
 async def test_without_a_plan_nothing_can_be_served(router: Router) -> None:
