@@ -42,7 +42,7 @@ async def test_an_answer_is_read_in_the_formats_of_its_instances_model(router: R
     """Its reasoning is told from its content."""
     await start(router, reasoning_format="think_opened", tool_format="hermes", tokenizer_digest="t")
     answer = await answer_of(router)
-    assert (answer.tool_format, answer.tokenizer_digest) == ("hermes", "t")
+    assert (answer.instance_id, answer.tool_format, answer.tokenizer_digest) == ("a", "hermes", "t")
     assert answer.reasoning is not None
     assert answer.reasoning.copy().push("a thought</think>an answer") == ("a thought", "an answer")
 
@@ -108,8 +108,9 @@ async def test_a_prompt_of_tokens_has_no_predicted_score(router: Router) -> None
 async def test_a_tier_is_passed_over_by_its_predicted_score(router: Router) -> None:
     served = await router.serve({}, PASSED_OVER, started=("small", "large"), predictor=PREDICTOR)
     assert [answer.tier.name for answer in served.answers] == ["large"]
-    passed = Escalated("small", "large", EscalationReason.PREDICTED_SCORE_LOW, pytest.approx(4.74, abs=0.01))
-    assert served.output.of(Escalated) == [passed]
+    (passed,) = served.output.of(Escalated)
+    assert passed == Escalated("small", "large", EscalationReason.PREDICTED_SCORE_LOW, passed.predicted_score)
+    assert passed.predicted_score == pytest.approx(4.74, abs=0.01)
 
 
 async def test_a_plan_that_needs_predictions_which_are_not_made_is_warned_of(
@@ -119,6 +120,14 @@ async def test_a_plan_that_needs_predictions_which_are_not_made_is_warned_of(
         served = await router.serve({"small": 95.0}, PASSED_OVER, started=("small", "large"))
     assert served.answer.tier.name == "small"
     assert "score_predictor is not set" in caplog.text
+
+
+async def test_a_price_of_waiting_does_without_predictions(router: Router, caplog: pytest.LogCaptureFixture) -> None:
+    waiting = WaitingPrice(Price(5.0), lambda _tier, _tokens: 0.0)
+    with caplog.at_level(logging.WARNING):
+        served = await router.serve({"small": 95.0}, waiting=waiting)
+    assert (served.answer.tier.name, served.answer.predicted) == ("small", {})
+    assert "score_predictor" not in caplog.text
 
 
 async def test_calls_are_read_in_the_whole_of_a_resumed_answer(router: Router) -> None:
