@@ -125,6 +125,18 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "-> pass",
     ): "records of those that have left are never read; it is memory that is given back",
     (
+        "router_service/routing/instance_pool.py",
+        "InstancePool._workers: self._candidates_version = self.view.version -> pass",
+    ): "the same is built again each time",
+    (
+        "router_service/routing/instance_pool.py",
+        "InstancePool._candidate: self._known_version = self.view.members_version -> pass",
+    ): "the same is built again each time",
+    (
+        "router_service/domain/failures.py",
+        "TryBudget.__init__: 0 -> 1",
+    ): "one that is spent leaves none, as none does",
+    (
         "worker_service/migration/source.py",
         "SourceState: 0 -> 1",
     ): "blocks are set when the target accepts, before they are read; the number of rounds is checked",
