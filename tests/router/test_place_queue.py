@@ -249,6 +249,8 @@ async def test_the_delay_of_a_tier_is_that_of_its_least_busy_instance() -> None:
     pool = pool_of(numbered(1, 500, running=4), numbered(2, 100, running=2))
     assert pool.delay_s("small", REQUEST_TOKENS) == work_tokens(100, 2, 20) / 1e4
     assert pool.delay_s("small", 0) == 0.01
+    with pool.sending("w002", 100):
+        assert pool.delay_s("small", 0) == 0.02
     with pool.sending("w002", 5000):
         assert pool.delay_s("small", REQUEST_TOKENS) == work_tokens(500, 4, 40) / 1e4
     pool.eject("w002")
