@@ -22,7 +22,7 @@ from penstock.types.sampling import SamplingParams
 from penstock.worker_service.engine.core import EngineCore
 from penstock.worker_service.speculation.given_answer import GivenAnswer, RunAcceptance
 
-PROMPTS, OUTPUT_TOKENS = 12, 64
+PROMPTS, OUTPUT_TOKENS = 24, 64
 _runs = itertools.count()
 
 
