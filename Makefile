@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Test files that run side by side: more than two cores, for tests that wait for processes compute nothing meanwhile.
-JOBS ?= 6
+# Test files that run side by side: more than two cores, for tests that wait for processes compute nothing meanwhile. Each
+# imports and collects everything first.
+JOBS ?= 4
 KERNELS := $(shell grep -rl --include="*.py" "^@compiled" planner_service services worker_service)
 PIP := $(BIN)/pip --disable-pip-version-check
 
@@ -74,8 +75,6 @@ $(VENV)/.kernels: $(VENV)/.mesh $(KERNELS)
 test: $(VENV)/.dev $(VENV)/.kernels
 	$(PYTEST) $(or $(TESTS),-m "not slow")
 
-# Whole meshes of processes: more of them than this keep each other waiting.
-test-slow: JOBS = 4
 test-slow: $(VENV)/.dev $(VENV)/.kernels
 	$(PYTEST) -m slow
 
