@@ -1,26 +1,29 @@
 """HTTP connections that answer malformed HTTP requests in OpenAI's format, too.
 
-aiohttp answers such faults itself, in plain text and before any middleware, logs each of them, and closes the connection at
-once: if bytes are still on their way, the reset of the connection overtakes the answer.
+aiohttp answers such faults itself, in plain text and before any middleware, and closes the connection at once: if bytes are
+still on their way, the reset of the connection overtakes the answer.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http import HttpVersion10, HttpVersion11
-from aiohttp.http_exceptions import BadStatusLine
+from aiohttp.http_exceptions import BadStatusLine, LineTooLong
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from penstock.router_service.openai_gateway.bodies import first_line
-from penstock.router_service.openai_gateway.errors import plain_error
+from penstock.router_service.openai_gateway.errors import plain_error, refusal
 
 MAX_REQUEST_LINE_BYTES = 8 * 1024
 MAX_HEADER_BYTES = 16 * 1024
 MAX_HEADERS = 128
 LINGER_S = 2.0
 """How long a refused connection is read, ignoring the data, so that its peer can read the answer."""
+
+_Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class GatewayRunner(web.AppRunner):
@@ -39,7 +42,7 @@ class GatewayRunner(web.AppRunner):
 
     async def _make_server(self) -> web.Server:
         usual = await super()._make_server()
-        handler, factory = usual.request_handler, usual.request_factory
+        handler, factory = _guarded(usual.request_handler), usual.request_factory
         server = _Server(handler, request_factory=factory, loop=usual._loop, **self._options)
         server.max_connections = self._max_connections
         return server
@@ -55,6 +58,18 @@ class _Server(web.Server):
 
     def __call__(self) -> RequestHandler:
         return _Connection(self, self.max_connections, loop=self._loop, **self._kwargs)
+
+
+def _guarded(handler: _Handler) -> _Handler:
+    """The handler, with HTTP errors that no middleware sees (a bad Expect header) in OpenAI's format."""
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            return refusal(request, error)
+
+    return handle
 
 
 class _Connection(RequestHandler):
@@ -112,8 +127,9 @@ class _Connection(RequestHandler):
             self.log_exception("a request failed", exc_info=exc)
             body = plain_error("internal error; see the log", "server_error", "internal")
         else:
+            status, code = _status_of(exc)
             problem = first_line(exc) if exc is not None else "not an HTTP request"
-            body = plain_error(f"request: {problem}", "invalid_request_error", "bad_request")
+            body = plain_error(f"request: {problem}", "invalid_request_error", code)
         self._refused = True
         response = web.json_response(body, status=status)
         response.force_close()
@@ -141,3 +157,12 @@ class _Connection(RequestHandler):
             transport.write_eof()
             async with asyncio.timeout(LINGER_S):
                 await self._peer_ended.wait()
+
+
+def _status_of(error: BaseException | None) -> tuple[int, str]:
+    """HTTP status and OpenAI's code for a fault in a request's head."""
+    if isinstance(error, LineTooLong):
+        return (414, "uri_too_long") if error.args[1] == MAX_REQUEST_LINE_BYTES else (431, "headers_too_large")
+    if str(getattr(error, "message", "")).startswith("Too many headers"):
+        return 431, "headers_too_large"
+    return 400, "bad_request"

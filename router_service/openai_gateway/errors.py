@@ -54,7 +54,7 @@ def plain_error(message: str, kind: str, code: str, param: str | None = None) ->
 
 
 def refusal(request: web.BaseRequest, error: web.HTTPException) -> web.Response:
-    """What HTTP itself refuses: the path, the method, the body's size or type."""
+    """What HTTP itself refuses: the path, the method, the body's size or type, what is expected."""
     param = _PARAMS.get(error.status)
     message = (
         f"{request.method} {shortened(request.path)}: {error.reason}" if param is None else f"{param}: {error.text}"
@@ -68,4 +68,4 @@ def refusal(request: web.BaseRequest, error: web.HTTPException) -> web.Response:
     return response
 
 
-_PARAMS = {408: "body", 413: "body", 415: "body"}
+_PARAMS = {408: "body", 413: "body", 415: "body", 417: "expect"}

@@ -182,7 +182,7 @@ def _headers(rng: random.Random) -> HttpCase:
             "Content-Type: multipart/form-data; boundary=x", "Content-Type: text/plain", "Content-Type: ", "Content-Type: ;",
             "Content-Type: application/json; charset=utf-16", "Content-Encoding: gzip", "Content-Encoding: deflate",
             "Content-Encoding: br", "Content-Encoding: zstd", "Content-Encoding: \xff", "Content-Encoding: gzip, gzip",
-            "Expect: 100-continue", "Transfer-Encoding: gzip", "Transfer-Encoding: chunked, gzip",
+            "Expect: coffee", "Expect: 100-continue", "Transfer-Encoding: gzip", "Transfer-Encoding: chunked, gzip",
             "Content-Length: 7", "Content-Length: +7", "Upgrade: websocket", "Upgrade: h2c", "Connection: upgrade",
             "traceparent: 00-zz", "traceparent: 00-" + "f" * 32 + "-" + "0" * 16 + "-01", "tracestate: " + "=,;" * 200,
             "baggage: " + "a=b,;=" * 100, "Cookie: " + "x=y;" * 2_000, "Host: again", "X: " + "y" * 20_000, "X y: z", ": z",
