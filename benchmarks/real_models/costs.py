@@ -98,7 +98,8 @@ def measure_drafts() -> None:
         group = rejected[first : first + GROUP]
         seconds, texts = dict[str, float](), dict[str, list[tuple[int, ...]]]()
         for way in ("plain", "drafted") if number % 2 else ("drafted", "plain"):
-            jobs = [Job(task.text, MAX_TOKENS[task.set], text if way == "drafted" else "") for task, text in group]
+            drafts = [core.tokenizer.encode_text(text) if way == "drafted" else () for _, text in group]
+            jobs = [Job(task.text, MAX_TOKENS[task.set], draft) for (task, _), draft in zip(group, drafts, strict=True)]
             ran = run_all(core, jobs, acceptance)
             seconds[way], texts[way] = ran.cpu_s, ran.outputs
         same = sum(plain == drafted for plain, drafted in zip(texts["plain"], texts["drafted"], strict=True))
@@ -141,19 +142,21 @@ def _ratio(groups: Sequence[Mapping[str, float]]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """draft: empty for none."""
+    """draft: tokens; empty for none."""
 
     text: str
     max_tokens: int
-    draft: str = ""
+    draft: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """outputs: tokens of each answer, in the order of the prompts. cpu_s: of the engine's thread."""
+    """outputs: tokens of each answer, in the order of the prompts. gaps: if requested, for each token by
+    how much the log-probabilities of the two most likely ones differ. cpu_s: of the engine's thread."""
 
     prompt_tokens: int
     outputs: list[tuple[int, ...]]
+    gaps: list[list[float]]
     cpu_s: float
 
     @property
@@ -161,10 +164,13 @@ class Ran:
         return sum(map(len, self.outputs))
 
 
-def run_all(core: EngineCore, jobs: Sequence[Job], acceptance: RunAcceptance | None = None) -> Ran:
+def run_all(
+    core: EngineCore, jobs: Sequence[Job], acceptance: RunAcceptance | None = None, *, with_gaps: bool = False
+) -> Ran:
     """Answer all, greedily, AT_ONCE at a time, with no KV of earlier prompts. acceptance: of the drafts."""
     prompts = [core.tokenizer.encode(ChatPrompt((ChatMessage("user", each.text),))) for each in jobs]
     answered: list[list[int]] = [[] for _ in jobs]
+    gaps: list[list[float]] = [[] for _ in jobs]
     salt, began_s = str(next(_runs)), time.thread_time()
 
     def price() -> float:
@@ -172,17 +178,19 @@ def run_all(core: EngineCore, jobs: Sequence[Job], acceptance: RunAcceptance | N
 
     def request(i: int) -> GenerationRequest:
         if acceptance is not None and jobs[i].draft:
-            draft = core.tokenizer.encode_text(jobs[i].draft)
-            core.proposals.attach(f"{salt}-{i}", GivenAnswer(draft, acceptance, price))
-        sampling = SamplingParams(0.0, max_tokens=jobs[i].max_tokens)
+            core.proposals.attach(f"{salt}-{i}", GivenAnswer(jobs[i].draft, acceptance, price))
+        sampling = SamplingParams(0.0, max_tokens=jobs[i].max_tokens, top_logprobs=2 if with_gaps else None)
         return GenerationRequest(f"{salt}-{i}", TokenPrompt(tuple(prompts[i])), sampling, cache_salt=salt)
 
     for name, output in outputs(core, map(request, range(len(jobs)))):
         if isinstance(output, TokenFrame):
-            answered[int(name.rpartition("-")[2])] += output.token_ids
+            number = int(name.rpartition("-")[2])
+            answered[number] += output.token_ids
+            gaps[number] += (each.top[0].logprob - each.top[1].logprob for each in output.logprobs)
         else:
             core.proposals.forget(name)
-    return Ran(sum(map(len, prompts)), [tuple(each) for each in answered], time.thread_time() - began_s)
+    cpu_s = time.thread_time() - began_s
+    return Ran(sum(map(len, prompts)), [tuple(each) for each in answered], gaps, cpu_s)
 
 
 _runs = itertools.count()

@@ -5,33 +5,18 @@ where the two most likely tokens are closer than that, the other one is taken. M
 how much the difference of their log-probabilities changes. Where texts part: that difference, alone.
 """
 
-import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from benchmarks import report
-from benchmarks.real_models.generate import AT_ONCE, loaded, outputs
+from benchmarks.real_models.costs import Job, Ran, run_all
+from benchmarks.real_models.generate import AT_ONCE, loaded
 from benchmarks.real_models.prompts import MODELS, tasks
-from penstock.types.prompts import ChatMessage, ChatPrompt, TokenPrompt
-from penstock.types.replies import TokenFrame
-from penstock.types.requests import GenerationRequest
-from penstock.types.sampling import SamplingParams
 from penstock.worker_service.engine.core import EngineCore
-from penstock.worker_service.speculation.given_answer import GivenAnswer, RunAcceptance
+from penstock.worker_service.speculation.given_answer import RunAcceptance
 
 PROMPTS, OUTPUT_TOKENS = 24, 64
-_runs = itertools.count()
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """tokens, and for each the two most likely tokens' difference of log-probabilities."""
-
-    tokens: list[int]
-    gaps: list[float]
 
 
 def measure() -> None:
@@ -41,42 +26,32 @@ def measure() -> None:
 
 
 def _of(core: EngineCore) -> dict[str, Any]:
-    texts = [task.text for task in tasks("humaneval")[:PROMPTS]]
-    prompts = [tuple(core.tokenizer.encode(ChatPrompt((ChatMessage("user", text),)))) for text in texts]
-    alone = [_replies(core, [prompt])[0] for prompt in prompts]
-    drafted = [_replies(core, [prompt], reply.tokens)[0] for prompt, reply in zip(prompts, alone, strict=True)]
-    ways = {"at_once": _replies(core, prompts), "drafted": drafted}
-    figures = {way: _compared(alone, replies) for way, replies in ways.items()}
+    jobs, acceptance = [Job(task.text, OUTPUT_TOKENS) for task in tasks("humaneval")[:PROMPTS]], RunAcceptance()
+    alone = [run_all(core, [job], with_gaps=True) for job in jobs]
+    drafts = [Job(job.text, OUTPUT_TOKENS, ran.outputs[0]) for job, ran in zip(jobs, alone, strict=True)]
+    one = _joined(alone)
+    ways = {
+        "at_once": run_all(core, jobs, with_gaps=True),
+        "drafted": _joined([run_all(core, [job], acceptance, with_gaps=True) for job in drafts]),
+    }
+    figures = {way: _compared(one, ran) for way, ran in ways.items()}
     print(figures, flush=True)
     return figures
 
 
-def _replies(core: EngineCore, prompts: Sequence[tuple[int, ...]], draft: Sequence[int] = ()) -> list[Reply]:
-    replies, salt, acceptance = [Reply([], []) for _ in prompts], str(next(_runs)), RunAcceptance()
-
-    def request(i: int) -> GenerationRequest:
-        if draft:
-            core.proposals.attach(f"{salt}-{i}", GivenAnswer(draft, acceptance, lambda: 0.0))
-        sampling = SamplingParams(0.0, max_tokens=OUTPUT_TOKENS, top_logprobs=2)
-        return GenerationRequest(f"{salt}-{i}", TokenPrompt(prompts[i]), sampling, cache_salt=salt)
-
-    for name, output in outputs(core, map(request, range(len(prompts)))):
-        if isinstance(output, TokenFrame):
-            reply = replies[int(name.rpartition("-")[2])]
-            reply.tokens.extend(output.token_ids)
-            reply.gaps.extend(each.top[0].logprob - each.top[1].logprob for each in output.logprobs)
-        else:
-            core.proposals.forget(name)
-    return replies
+def _joined(runs: list[Ran]) -> Ran:
+    """Runs of one prompt each, as one of all of them."""
+    prompt_tokens, cpu_s = sum(ran.prompt_tokens for ran in runs), sum(ran.cpu_s for ran in runs)
+    return Ran(prompt_tokens, [ran.outputs[0] for ran in runs], [ran.gaps[0] for ran in runs], cpu_s)
 
 
-def _compared(alone: Sequence[Reply], others: Sequence[Reply]) -> dict[str, Any]:
+def _compared(alone: Ran, other: Ran) -> dict[str, Any]:
     changes, parted = list[float](), list[float]()
-    for one, other in zip(alone, others, strict=True):
-        pairs = list(zip(one.tokens, other.tokens, strict=False))
-        at = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
-        changes += [abs(a - b) for a, b in zip(one.gaps[:at], other.gaps[:at], strict=True)]
-        if at < len(pairs):
-            parted.append(round(one.gaps[at], 4))
+    for one, two, one_gaps, two_gaps in zip(alone.outputs, other.outputs, alone.gaps, other.gaps, strict=True):
+        at = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+        changes += [abs(a - b) for a, b in zip(one_gaps[:at], two_gaps[:at], strict=True)]
+        if at < min(len(one), len(two)):
+            parted.append(round(one_gaps[at], 4))
     shares = dict(zip(("median", "p99", "most"), np.quantile(changes, (0.5, 0.99, 1.0)).round(4).tolist(), strict=True))
-    return {"same": len(alone) - len(parted), "tokens": len(changes), "change": shares, "parted_at": sorted(parted)}
+    same = len(alone.outputs) - len(parted)
+    return {"same": same, "tokens": len(changes), "change": shares, "parted_at": sorted(parted)}
