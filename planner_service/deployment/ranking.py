@@ -9,7 +9,6 @@ from penstock.services.domain.slo.compiled.layout import F, N
 
 LEAST_SPARE = 0.1  # of the capacity: below it the guess grows no further, for queues then depend on how long it lasts
 ROUNDING = 1e-9  # by which a bound is lowered, as sums are rounded
-MAX_OTHERS = 4  # in mixes of three kinds, replicas of each kind but the one that fills the rest, at most
 
 
 class Kinds(NamedTuple):
@@ -47,7 +46,7 @@ def promising_pairs(kinds: Kinds, gpus: int, most: int, keep: int) -> N:
     latency alone of the other.
     """
     sizes, capacity, alone_mean, rate_per_s, span_s = kinds
-    best, row = _no_rows(keep, 4), np.zeros(4, np.int64)
+    best, row = _no_rows(keep), np.zeros(4, np.int64)
     order, stored = _most_promising_first(kinds, gpus, most), 0
     for first in range(len(order)):
         for second in range(first + 1, len(order)):
@@ -71,66 +70,8 @@ def promising_pairs(kinds: Kinds, gpus: int, most: int, keep: int) -> N:
     return best.rows[:stored]
 
 
-@compiled()
-def promising_triples(kinds: Kinds, gpus: int, most: int, keep: int) -> N:
-    """The `keep` most promising multisets of three kinds: rows of (i, n, j, m, k, p), as in promising_pairs.
-
-    Of two of the kinds, j and k, there are at most MAX_OTHERS replicas; i fills the rest, and no room is left for one more
-    of the smallest of the three. A multiset may come twice, with another of its kinds as i. Ties by (i, j, k, m, p).
-
-    Kinds of which no counts can be among the best so far are passed over: their capacity is at most
-
-        C = d_i gpus + g_j + g_k,   d_i = c_i / s_i,   g_j the most of m (c_j - d_i s_j) over m = 1..MAX_OTHERS,
-
-    and their mean latency alone at least A = a_i - e_j - e_k, where there are x replicas of i at least: e_j = y (a_i - a_j) /
-    (c_i x + y) for y = MAX_OTHERS c_j, and 0 where j is the slower. The estimate grows with A and falls with C.
-    """
-    sizes, capacity, alone_mean, rate_per_s, span_s = kinds
-    best, row, stored = _no_rows(keep, 6), np.zeros(6, np.int64), 0
-    gains, faster = np.zeros(len(sizes)), np.zeros(len(sizes))
-    most_others, estimates = min(most, MAX_OTHERS), best.estimates
-    for i in _most_promising_first(kinds, gpus, most):
-        per_gpu, per_size = capacity[i] / sizes[i], 1.0 / sizes[i]
-        fewest = max(1.0, min(float(most), (gpus - 2 * MAX_OTHERS * sizes.max()) * per_size - 1.0))
-        for j in range(len(sizes)):
-            gain, others = capacity[j] - per_gpu * sizes[j], MAX_OTHERS * capacity[j]
-            gains[j] = max(gain, MAX_OTHERS * gain)
-            faster[j] = max(0.0, alone_mean[i] - alone_mean[j]) * others / (capacity[i] * fewest + others)
-        most_gain, most_faster, least_mean = gains.max(), faster.max(), alone_mean.min()
-        for j in range(len(sizes)):
-            total_j, mean_j = per_gpu * gpus + gains[j], alone_mean[i] - faster[j]
-            total, mean = total_j + most_gain, max(mean_j - most_faster, least_mean)
-            if j == i or _is_over(estimates[-1], total, total * mean, rate_per_s):
-                continue
-            for k in range(j + 1, len(sizes)):
-                total = total_j + gains[k]
-                mean = max(mean_j - faster[k], min(alone_mean[i], alone_mean[j], alone_mean[k]))
-                if k == i or _is_over(estimates[-1], total, total * mean, rate_per_s):
-                    continue
-                smallest = min(sizes[i], sizes[j], sizes[k])
-                for m in range(1, most_others + 1):
-                    for p in range(1, most_others + 1):
-                        left = gpus - m * sizes[j] - p * sizes[k]
-                        if left < sizes[i]:
-                            break
-                        n = min(most, int((left + 0.5) * per_size))
-                        if left - n * sizes[i] >= smallest:
-                            continue
-                        one, two, three = capacity[i] * n, capacity[j] * m, capacity[k] * p
-                        weighted = one * alone_mean[i] + two * alone_mean[j] + three * alone_mean[k]
-                        if _is_over(estimates[-1], one + two + three, weighted, rate_per_s):
-                            continue
-                        row[0], row[1], row[2], row[3], row[4], row[5] = i, n, j, m, k, p
-                        place = (
-                            ((i * len(sizes) + j) * len(sizes) + k) * (MAX_OTHERS + 1) ** 2 + m * (MAX_OTHERS + 1) + p
-                        )
-                        guess = estimate_s(one + two + three, weighted, rate_per_s, span_s)
-                        stored = _keep(row, place, guess, best, stored)
-    return best.rows[:stored]
-
-
 class _Rows(NamedTuple):
-    """The most promising rows so far, (M, columns), with their estimates (M), infinite for those to come, and their places
+    """The most promising rows so far, (M, 4), with their estimates (M), infinite for those to come, and their places
     (M) in the enumeration, by which ties are ordered."""
 
     rows: N
@@ -139,8 +80,8 @@ class _Rows(NamedTuple):
 
 
 @compiled()
-def _no_rows(most: int, columns: int) -> _Rows:
-    return _Rows(np.zeros((most, columns), np.int64), np.full(most, np.inf), np.zeros(most, np.int64))
+def _no_rows(most: int) -> _Rows:
+    return _Rows(np.zeros((most, 4), np.int64), np.full(most, np.inf), np.zeros(most, np.int64))
 
 
 @compiled()

@@ -2,7 +2,7 @@
 
 A tier on f GPUs runs a multiset of replicas whose GPUs sum to at most f (CASCADIA, section 3.2); its latency l(f) comes
 from the simulator. Searched are, for every count of GPUs up to f (`gpu_counts`), all multisets of one kind of replica,
-and the most promising of two and of three kinds that leave no room for one more. So l(f) is non-increasing, and does
+and the most promising of two kinds that leave no room for one more. So l(f) is non-increasing, and does
 not depend on what was asked before. It is the best of what is searched, not of all multisets: tests hold
 it against those.
 
@@ -34,7 +34,7 @@ from penstock.types.planning import Dispatch
 
 Parts = tuple[tuple[int, int], ...]  # (kind, count) each
 INFEASIBLE = float("inf")
-PAIRS_TRIED, TRIPLES_TRIED = 12, 6  # multisets of two and of three kinds that are simulated for one f
+PAIRS_TRIED = 12  # multisets of two kinds that are simulated for one f
 SINGLE_COUNTS = 128  # every count of GPUs up to here is tried, beyond it one in COUNT_STEPS of the count
 COUNT_STEPS = 64
 ALONE_SHARE = 1 - 1e-9  # of the pace alone: what is left of rounding, as simulated paces are differences of times
@@ -330,7 +330,7 @@ class LatencyTable:
         return tuple((self._kinds.index(replica), count) for replica, count in strategy.replicas)
 
     def _candidates(self, gpus: int) -> list[Parts]:
-        """One kind each, then the most promising of two and of three; those that sustain the rate."""
+        """One kind each, then the most promising of two; those that sustain the rate."""
         if gpus not in self._parts:
             most = len(self._work)  # more replicas than requests are idle
             span_s = float(self._work.arrival_s[-1] - self._work.arrival_s[0])
@@ -340,9 +340,7 @@ class LatencyTable:
             every: list[Parts] = [((k, int(counts[k])),) for k in order if counts[k]]
             pairs = ranking.promising_pairs(kinds, gpus, most, PAIRS_TRIED)
             every += [((i, n), (j, min(most, m))) for i, n, j, m in pairs.tolist()]
-            triples = ranking.promising_triples(kinds, gpus, most, TRIPLES_TRIED)
-            every += [tuple(sorted(((i, n), (j, m), (k, p)))) for i, n, j, m, k, p in triples.tolist()]
-            self._parts[gpus] = [parts for parts in dict.fromkeys(every) if self._sustains(parts)]
+            self._parts[gpus] = [parts for parts in every if self._sustains(parts)]
         return self._parts[gpus]
 
     def _sustains(self, parts: Parts) -> bool:

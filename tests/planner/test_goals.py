@@ -221,9 +221,9 @@ def test_what_cannot_be_met_says_what_can() -> None:
         least_latency(tight, 0.0)
 
 
-def test_the_search_finds_the_best_of_all_mixes() -> None:
-    """Every multiset of three kinds of replica on up to eight GPUs: mixes of three kinds are among the best now and then."""
-    of_three = 0
+def test_the_search_loses_next_to_nothing_to_the_best_of_all_mixes() -> None:
+    """Against every multiset of three kinds of replica on up to eight GPUs: those of all three kinds are not searched."""
+    times = list[float]()
     for seed in range(20):
         rng = np.random.default_rng(seed)
         count = 40
@@ -232,6 +232,6 @@ def test_the_search_finds_the_best_of_all_mixes() -> None:
         table = LatencyTable(work, three, Dispatch.CAPACITY, 95.0)
         for gpus in (3, 7, 8):
             best, exact = present(table.best(gpus)), exhaustive_latency(work, three, gpus, Dispatch.CAPACITY, 95.0)
-            assert best.latency_s == pytest.approx(present(exact).latency_s)
-            of_three += len(best.replicas) == 3
-    assert of_three > 0
+            times.append(best.latency_s / present(exact).latency_s)
+    assert max(times) < 1.02
+    assert sum(time > 1 + 1e-9 for time in times) <= 2

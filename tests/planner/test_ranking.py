@@ -37,19 +37,6 @@ def test_the_most_promising_pairs_are_those_of_a_full_enumeration() -> None:
         every.sort(key=lambda one: one[0])
         found = ranking.promising_pairs(ranking.Kinds(sizes, capacity, alone, rate, 20.0), gpus, most, keep)
         assert [tuple(row) for row in found.tolist()] == [parts for _, parts in every[:keep]]
-        triples = {
-            parts
-            for i, j, k in itertools.combinations(range(4), 3)
-            for n, m, p in itertools.product(range(1, most + 1), repeat=3)
-            for parts in [((i, n), (j, m), (k, p))]
-            for left in [gpus - n * sizes[i] - m * sizes[j] - p * sizes[k]]
-            if 0 <= left < min(sizes[i], sizes[j], sizes[k]) and sorted((n, m, p))[1] <= ranking.MAX_OTHERS
-        }
-        rows = ranking.promising_triples(ranking.Kinds(sizes, capacity, alone, rate, 20.0), gpus, most, 10_000).tolist()
-        named = [tuple(sorted(((i, n), (j, m), (k, p)))) for i, n, j, m, k, p in rows]
-        assert set(named) == triples
-        guesses = [estimate(list(parts)) for parts in named]
-        assert guesses == pytest.approx(sorted(guesses))
 
 
 def test_kinds_that_are_passed_over_are_not_among_the_most_promising() -> None:
@@ -61,11 +48,9 @@ def test_kinds_that_are_passed_over_are_not_among_the_most_promising() -> None:
         capacity, alone = rng.integers(1, 5, kinds) * 0.3 * sizes, (rng.integers(1, 12, kinds) * 0.5).astype(np.float64)
         gpus, most = int(rng.integers(3, 300)), int(rng.integers(1, 400))
         rate = float(capacity.max() / sizes[capacity.argmax()] * gpus * rng.uniform(0.1, 1.3))
-        for promising in (ranking.promising_pairs, ranking.promising_triples):
-            few, all_rows = (
-                promising(ranking.Kinds(sizes, capacity, alone, rate, 20.0), gpus, most, keep) for keep in (6, 30_000)
-            )
-            np.testing.assert_array_equal(few, all_rows[:6])
+        of = ranking.Kinds(sizes, capacity, alone, rate, 20.0)
+        few, all_rows = (ranking.promising_pairs(of, gpus, most, keep) for keep in (6, 30_000))
+        np.testing.assert_array_equal(few, all_rows[:6])
 
 
 INF = math.inf
