@@ -25,6 +25,7 @@ from benchmarks import report
 from benchmarks.contenders import PenstockWorker, one_tier_mesh, worker_address, worker_of
 from benchmarks.cpu_time import cpu_s
 from benchmarks.public_data import DataMissing
+from benchmarks.spread import median_and_quartiles
 from benchmarks.workload import Workload, drive
 from penstock.proto.worker.v1 import worker_pb2_grpc
 from penstock.services.processes import free_port
@@ -124,9 +125,9 @@ async def measure(model: Path, rounds: int) -> dict[str, Any]:
             what: {name: round(tokens[what] / statistics.median(each), 1) for name, each in by.items()}
             for what, by in spent.items()
         },
-        "ratio_of_medians": {
+        "ratio": {  # llama.cpp's time over ours, within each round
             what: {
-                name: round(statistics.median(by["llama.cpp"]) / statistics.median(each), 3)
+                name: median_and_quartiles([theirs / own for theirs, own in zip(by["llama.cpp"], each, strict=True)])
                 for name, each in by.items()
                 if name != "llama.cpp"
             }
@@ -151,5 +152,5 @@ def run(rounds: int) -> None:
     settings = {"kv_tokens": KV_TOKENS, "threads": 1, "output_tokens": OUTPUT_TOKENS, "prompt_tokens": PROMPT_TOKENS}
     path = report.write("llamacpp", {"seed": SEED, "rounds": rounds, **settings, "models": figures})
     for name, each in figures.items():
-        print(f"{name}: {each['ratio_of_medians']}, RSS {each['rss_mib']} MiB, file {each['file_mib']} MiB")
+        print(f"{name}: {each['ratio']}, RSS {each['rss_mib']} MiB, file {each['file_mib']} MiB")
     print(path)
