@@ -10,7 +10,7 @@ end first, and one prompt in a hundred of ten times the length made the rate com
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,10 +24,17 @@ SETTLED = 1 / 3  # of the time until the queue is empty, after which the count b
 KEPT = 256  # results: each form of a plan asks again for the tiers that it has
 
 
-def saturated_per_s(replica: Replica, work: Workload) -> float:
-    """Requests per second that one replica sustains, for requests of the lengths of `work` (at least one) in any order, with
+def saturated_per_s(replicas: Iterable[Replica], work: Workload) -> list[float]:
+    """Requests per second that one of each sustains, for requests of the lengths of `work` (at least one) in any order, with
     as much of their prompts cached."""
-    inputs, outputs = work.input_tokens, work.output_tokens
+    lengths = np.stack([work.input_tokens, work.output_tokens, work.cached_tokens]).tobytes()
+    return [_saturated_per_s(replica, lengths) for replica in replicas]
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _saturated_per_s(replica: Replica, lengths: bytes) -> float:
+    """lengths: tokens of prompts, of answers and in the cache, (3, N) int64."""
+    inputs, outputs, cached = np.frombuffer(lengths, np.int64).reshape(3, -1)
     ends = np.cumsum(outputs)
     context = float((outputs * (inputs + outputs / 2)).sum() / ends[-1])  # of a token that is written
     lane = int(max(1, min(replica.limits.max_running, replica.lane_tokens / context)))
@@ -37,25 +44,18 @@ def saturated_per_s(replica: Replica, work: Workload) -> float:
     begun = np.searchsorted(ends, at, side="right")
     written = (at - (ends - outputs)[begun]).astype(np.int64)
     count = max(TURNS * held, LEAST_REQUESTS)
-    queued = rng.permutation(np.arange(count) * len(work) // count)  # of all of it, as lengths may change along a trace
+    queued = rng.permutation(np.arange(count) * len(inputs) // count)  # lengths may change along a trace
     running = [inputs[begun] + written, outputs[begun] - written, inputs[begun] + written - 1]
-    waiting = [inputs[queued], outputs[queued], work.cached_tokens[queued]]
-    lengths = np.concatenate([running, waiting], axis=1)
-    return _tokens_per_s(replica, lengths.tobytes()) / float(outputs.mean())
-
-
-@functools.lru_cache(maxsize=KEPT)
-def _tokens_per_s(replica: Replica, lengths: bytes) -> float:
-    """Tokens written per second. lengths: tokens of prompts, of answers and in the cache, (3, N) int64, all there at once."""
-    inputs, outputs, cached = np.frombuffer(lengths, np.int64).reshape(3, -1)
-    served = serve(Workload(np.zeros(len(inputs)), inputs, outputs, cached_tokens=cached), [replica])
+    waiting = [inputs[queued], outputs[queued], cached[queued]]
+    prompts, answers, known = np.concatenate([running, waiting], axis=1)
+    served = serve(Workload(np.zeros(len(prompts)), prompts, answers, cached_tokens=known), [replica])
     end_s = float(served.first_s.max())  # the queue is empty then
     begin_s = SETTLED * end_s
     writing_s = np.minimum(served.finish_s, end_s) - np.maximum(served.first_s, begin_s)
     shares = writing_s / np.maximum(served.finish_s - served.first_s, 1e-12)
     at_once = served.finish_s == served.first_s
     shares = np.where(at_once, served.first_s > begin_s, np.clip(shares, 0.0, 1.0))
-    return float((shares * outputs).sum()) / (end_s - begin_s)
+    return float((shares * answers).sum()) / (end_s - begin_s) / float(outputs.mean())
 
 
 def together_per_s(

@@ -358,9 +358,9 @@ class LatencyTable:
 
     def _sustains_own(self, parts: Parts) -> bool:
         """As _sustains, by what kinds sustain of the table's own requests."""
-        for k, _ in parts:
-            if k not in self._saturated:
-                self._saturated[k] = saturated_per_s(self._kinds[k], self._work)
+        unknown = [k for k, _ in parts if k not in self._saturated]
+        saturated = saturated_per_s([self._kinds[k] for k in unknown], self._work) if unknown else []
+        self._saturated.update(zip(unknown, saturated, strict=True))
         return self._together_per_s(parts, self._saturated) >= self._needed_per_s
 
     def _sustaining_s(self, parts: Parts, limit_s: float) -> float:

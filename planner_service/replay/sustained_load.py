@@ -94,7 +94,7 @@ def tier_sustains_per_s(strategy: Strategy, work: Workload, dispatch: Dispatch) 
         return strategy.remote.sustained_per_s(work)
     return together_per_s(
         [count for _, count in strategy.replicas],
-        [saturated_per_s(replica, work) for replica, _ in strategy.replicas],
+        saturated_per_s([replica for replica, _ in strategy.replicas], work),
         [replica.capacity_per_s(*work.mean_tokens) for replica, _ in strategy.replicas],
         dispatch,
     )

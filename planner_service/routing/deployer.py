@@ -363,7 +363,8 @@ class Deployer:
     def _saturations(self, tier: int, work: Workload) -> Mapping[Replica, float]:
         """By kind, what simulation says of its arithmetic capacity, for these requests."""
         means = work.mean_tokens
-        return {kind: saturated_per_s(kind, work) / kind.capacity_per_s(*means) for kind in self.kinds[tier]}
+        sustained = zip(self.kinds[tier], saturated_per_s(self.kinds[tier], work), strict=True)
+        return {kind: per_s / kind.capacity_per_s(*means) for kind, per_s in sustained}
 
     def _solve(self, tables: list[LatencyTable]) -> Deployment | None:
         if not all(table.feasible for table in tables):

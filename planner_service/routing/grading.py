@@ -59,7 +59,7 @@ class Grading:
 
     def sustained_per_s(self, work: Workload) -> float:
         """Answers of such lengths that the replicas of a judge model score per second."""
-        return len(self.replicas) * saturated_per_s(self.replicas[0], work)
+        return len(self.replicas) * saturated_per_s(self.replicas[:1], work)[0]
 
     def input_tokens(self, sample: JudgedSample, tier: int) -> Ints:
         """(N) tokens of the grading requests for the answers of `tier`."""

@@ -76,7 +76,7 @@ def test_parts_of_workloads_keep_what_is_cached() -> None:
 def test_what_is_sustained_grows_with_what_is_cached() -> None:
     """In step by arithmetic and by simulation; requests that take as much KV as before are no more at once."""
     figures = [
-        (REPLICA.capacity_per_s(1000, 50, cached), saturated_per_s(REPLICA, work_of(40, cached)))
+        (REPLICA.capacity_per_s(1000, 50, cached), saturated_per_s([REPLICA], work_of(40, cached))[0])
         for cached in (0, 500, 900)
     ]
     for (less, less_simulated), (more, more_simulated) in itertools.pairwise(figures):
@@ -84,7 +84,8 @@ def test_what_is_sustained_grows_with_what_is_cached() -> None:
         assert more_simulated > 1.3 * less_simulated
     assert all(simulated == pytest.approx(arithmetic, rel=0.25) for arithmetic, simulated in figures)
     decodes = Replica(REPLICA.shape, StepLatencyModel.linear(0.02, 0.0, 0.0), 4200, REPLICA.limits)
-    assert saturated_per_s(decodes, work_of(40, 900)) < 1.1 * saturated_per_s(decodes, work_of(40, 0))
+    reused, whole = (saturated_per_s([decodes], work_of(40, cached))[0] for cached in (900, 0))
+    assert reused < 1.1 * whole
 
 
 def test_bounds_and_searches_count_with_what_is_cached() -> None:

@@ -85,7 +85,7 @@ def test_what_a_replica_sustains_is_what_it_serves_in_the_long_run(share: float)
     served = serve(Workload(np.zeros(20_000), work.input_tokens[rows], work.output_tokens[rows]), [replica])
     ends = np.sort(served.finish_s)
     lasting = (ends > ends[6000]) & (ends <= served.first_s.max())
-    assert saturated_per_s(replica, work) == pytest.approx(
+    assert saturated_per_s([replica], work)[0] == pytest.approx(
         lasting.sum() / (served.first_s.max() - ends[6000]), rel=0.08
     )
 
@@ -95,7 +95,7 @@ def test_what_a_replica_sustains_does_not_depend_on_the_order_of_requests() -> N
     inputs = np.repeat([300, 3000], 3000)
     replica = Replica(ReplicaShape(1, 1), StepLatencyModel.linear(0.01, 1e-4, 1e-6), 200_000, EngineLimits(64, 512, 16))
     rates = [
-        saturated_per_s(replica, Workload(np.zeros(6000), prompts, np.full(6000, 150)))
+        saturated_per_s([replica], Workload(np.zeros(6000), prompts, np.full(6000, 150)))[0]
         for prompts in (inputs, inputs[::-1], np.random.default_rng(1).permutation(inputs))
     ]
     assert max(rates) < 1.05 * min(rates)
