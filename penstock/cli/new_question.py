@@ -40,6 +40,7 @@ min_quality: 85  # mean quality of the accepted answers, 0 to 100
 # The tiers as candidates.
 # max_tiers: 3  # choose the best cascade of at most so many of them, up to three
 # min_tiers: 1
+# search_s: 10  # seconds after which no further form, drafter or rule is tried, once one is planned
 
 # Rules in addition to thresholds, each chosen with the plan.
 # rules:

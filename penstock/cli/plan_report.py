@@ -16,6 +16,7 @@ LEFT_OUT = {
     "min_quality": "below the quality",
     "max_latency_s": "too slow even without load",
     "bound": "that cannot be among the two best",
+    "search_s": "that there was no time for",
     "no_plan": "without a plan within the targets",
 }
 
@@ -122,7 +123,8 @@ def _proof(plan: CascadePlan) -> str:
     elif plan.goal.value == "quality":
         text = f"not proved: the best plan has at most {gap:.2f} points more"
     else:
-        text = f"not proved: the best plan is at most {gap:.0%} faster"
+        better = "cheaper" if plan.goal.value == "cost" else "faster"
+        text = f"not proved: the best plan is at most {gap:.0%} {better}"
     if plan.candidates is not None:
         text += f"; over all {plan.candidates.cascades} cascades"
     return text if step == 1 else f"{text}; counts of GPUs up to {step} apart"
@@ -140,7 +142,7 @@ def _choice_lines(plan: CascadePlan) -> list[str]:
     line = f"chosen from {', '.join(choice.tiers)}: {considered}"
     lines = [f"{line}; left out: {', '.join(left_out)}" if left_out else line]
     if (other := choice.runner_up) is None:
-        return [*lines, "runner-up: none, the plans of all other forms are served in the same way"]
+        return [*lines, "runner-up: none, no other plan serves in another way"]
     rate = "" if plan.goal.value != "rate" or other.rate_per_s is None else f", {other.rate_per_s:.3g} requests/s"
     words = "" if plan.latency is None else plan.latency.words
     figures = f"quality {other.quality:.2f}, {words} {seconds(other.latency_p95_s)}, {other.cost.words}{rate}"

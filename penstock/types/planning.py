@@ -321,7 +321,8 @@ class PlanOptions:
     read over and over. seed: of that stretch and of the prompts drawn. runs: other stretches that the plan is run on. rate:
     arrivals per second; None for the trace's. ignore_cached: prompts are computed whole, whatever the trace has cached.
     max_tiers: the tiers are candidates, of which a cascade has so many at most, up to three; None: it has all of them, of
-    which up to three serve. min_tiers: and so many at least; None for 1.
+    which up to three serve. min_tiers: and so many at least; None for 1. search_s: seconds after which no further form,
+    drafter or rule is tried, once one is planned; None: all are.
     """
 
     min_quality: Annotated[float | None, SCORE] = None
@@ -342,6 +343,7 @@ class PlanOptions:
     ignore_cached: bool = False
     max_tiers: Annotated[int | None, COUNT] = None
     min_tiers: Annotated[int | None, COUNT] = None
+    search_s: Annotated[float | None, Within(0, 1e6, above=True)] = None
     rules: RuleOptions = field(default_factory=RuleOptions)
 
 

@@ -59,8 +59,14 @@ class Planned:
         return plan_report(self.plan, self.site, self.demand, self.options, self.took_s, step, self.band)
 
     def compared(self, classes: Sequence[WorkloadClass] = ()) -> types.CascadePlan:
-        """The report with what more quality takes. classes: of requests, whose SLO attainment is reported."""
-        step = next_step(self.plan, self.offered, self.options, partial(plan_cascade, self.candidates))
+        """The report with what more quality takes, where there was time for that.
+
+        classes: of requests, whose SLO attainment is reported.
+        """
+        ended = self.took_s > (self.options.search_s or math.inf)
+        step = (
+            None if ended else next_step(self.plan, self.offered, self.options, partial(plan_cascade, self.candidates))
+        )
         strategies = [tier.strategy for tier in self.plan.tiers]
         demand, seed = self.demand.under(self.plan.rules), self.options.seed
         slo = attainments(self.site, demand, self.plan.thresholds, strategies, classes, seed)
@@ -109,11 +115,13 @@ def _with_drafters(
     """
 
     def without(off: Sequence[int]) -> Planned:
-        return plan_for(site.without_drafters(off), trace, judged, options, on_evaluation=on_evaluation)
+        return plan_for(site.without_drafters(off), trace, judged, options, on_evaluation=on_evaluation, ends_s=ends_s)
 
+    ends_s = time.monotonic() + (options.search_s or math.inf)
     drafted = tuple(tier for tier in range(len(site.tiers)) if site.speculation_of(tier).drafters)
     offs = dict.fromkeys((drafted, *((tier,) for tier in drafted), ()))  # of equal plans, that with the fewest
-    return best_of((partial(without, off) for off in offs), lambda planned: planned.plan.rank(options.aim))
+    tried = (partial(without, off) for n, off in enumerate(offs) if n == 0 or time.monotonic() < ends_s)
+    return best_of(tried, lambda planned: planned.plan.rank(options.aim))
 
 
 def _options(question: PlanningQuestion, site: Site, trace: Workload, judged: JudgedSample, *names: str) -> Options:
@@ -130,8 +138,10 @@ def plan_for(
     *,
     under: AcceptanceRules = NO_RULES,
     on_evaluation: Progress = lambda _: None,
+    ends_s: float = math.inf,
 ) -> Planned:
     """The best plan for a stretch of the trace, run on other stretches of it. under: rules that routing has in any case.
+    ends_s: see plan_cascade.
 
     Raises:
         InvalidRequest, Unreachable: As `plan`.
@@ -141,7 +151,9 @@ def plan_for(
     def planned(options: Options) -> tuple[CascadePlan, Demand]:
         def plan(demand: Demand, runs: Sequence[Demand]) -> CascadePlan:
             runs = [run.under(under) for run in runs]
-            return plan_cascade(site, demand.under(under), options, runs=runs, on_evaluation=on_evaluation)
+            return plan_cascade(
+                site, demand.under(under), options, runs=runs, on_evaluation=on_evaluation, ends_s=ends_s
+            )
 
         result, offered = plan_over_horizon(plan, site, trace, judged, options)
         return result, offered.under(under)

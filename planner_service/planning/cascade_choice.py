@@ -8,12 +8,13 @@ of equal ones that with fewer tiers.
 Cascades with the best bounds are planned first, and those are left out that cannot matter:
 (1) no routing over the tiers reaches the quality; (2) it is too slow with each request alone on the fastest replica; (3) by
 these bounds it cannot be one of the two best, of which the second is reported; (4) for the goal rate, no plan is found at the
-rate of the second best.
+rate of the second best; (5) the time for the search is over, and there is a plan: the gap counts their bounds.
 """
 
 import dataclasses
 import itertools
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -110,7 +111,8 @@ class FormChoice:
     site, demand: of all candidates. alone: their deployer without grading and without a bound on utilisation, for the bounds.
     unfit: candidates that fit nowhere, with the reason. plan(form, options): the best plan of a form; raises Unreachable.
     reaches(form, options, rate): whether a plan is found at so many requests per second. deployer(form, options): with the
-    bound on utilisation. repeated: whether a latency target has to hold on other stretches, too.
+    bound on utilisation. repeated: whether a latency target has to hold on other stretches, too. ends_s: by
+    time.monotonic, when the search is over.
     """
 
     site: Site
@@ -122,6 +124,7 @@ class FormChoice:
     reaches: Reaches
     deployer: DeployerOf
     repeated: bool
+    ends_s: float
 
     def __post_init__(self) -> None:
         self.all = forms_of(len(self.site.tiers), self.options, predicted=self.demand.judged.predicted is not None)
@@ -146,6 +149,8 @@ class FormChoice:
             enough = self._enough()
             if self.bounds[form].value(aim) > enough + EPSILON or self._slower(form, enough):
                 self.left_out[form] = LeftOut.BOUND
+            elif self.plans and time.monotonic() > self.ends_s:
+                self.left_out[form] = LeftOut.SEARCH_TIME
             else:
                 self._try(form)
         if not self.plans:
@@ -287,7 +292,7 @@ class FormChoice:
         best, least = chosen.rank(aim)[0], math.inf
         for form in self.all:
             why = self.left_out.get(form)
-            if why is LeftOut.BOUND:
+            if why in (LeftOut.BOUND, LeftOut.SEARCH_TIME):
                 least = min(least, self.bounds[form].value(aim))
             elif why is LeftOut.NO_PLAN and not self._is_proved(form):
                 least = min(least, self.bounds[form].cost if aim is Goal.COST else -math.inf)
@@ -301,7 +306,7 @@ class FormChoice:
         gap = max(0.0, ahead if aim is Goal.QUALITY else ahead / best if best > 0 else 0.0)
         gap = gap if gap > EPSILON else 0.0
         proofs = {plan.solution.proof for plan in self.plans.values()}
-        every = not {LeftOut.BOUND, LeftOut.MAX_LATENCY} & set(self.left_out.values())
+        every = not {LeftOut.BOUND, LeftOut.SEARCH_TIME, LeftOut.MAX_LATENCY} & set(self.left_out.values())
         if own.proof is Proof.SEARCHED or own.gap is None or gap > own.gap + EPSILON:
             proof = Proof.SEARCHED
         else:

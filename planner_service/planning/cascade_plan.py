@@ -48,7 +48,8 @@ class LeftOut(enum.StrEnum):
     """Why no plan was made for a cascade of the candidates, or none was found.
 
     GPUS: a model fits nowhere. JUDGE: it lacks the tier that grades. MIN_QUALITY: no routing reaches it. MAX_LATENCY: slower
-    even with each request alone. BOUND: no plan of it can be as good as the two best. NO_PLAN: none meets the targets.
+    even with each request alone. BOUND: no plan of it can be as good as the two best. SEARCH_TIME: the search was over.
+    NO_PLAN: none meets the targets.
     """
 
     GPUS = "gpus"
@@ -56,6 +57,7 @@ class LeftOut(enum.StrEnum):
     MIN_QUALITY = "min_quality"
     MAX_LATENCY = "max_latency_s"
     BOUND = "bound"
+    SEARCH_TIME = "search_s"
     NO_PLAN = "no_plan"
 
 

@@ -1,6 +1,7 @@
 """A cascade plan from a cluster, models, arrivals and judged prompts: what `penstock plan` computes. No I/O."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -34,11 +35,13 @@ def plan_cascade(
     *,
     runs: Sequence[Demand] = (),
     on_evaluation: Callable[[int], None] = lambda _: None,
+    ends_s: float = math.inf,
 ) -> CascadePlan:
     """The best plan for a goal within the targets.
 
     runs: other stretches of the same workload, on which the plan is run when it is found; a latency target has to hold for
-    their mean. A cheapest plan without a latency target keeps to that of `largest_alone`.
+    their mean. A cheapest plan without a latency target keeps to that of `largest_alone`. ends_s: by time.monotonic, when no
+    further form or rule is tried, once one is planned.
 
     Raises:
         InvalidRequest: options that do not go together, one out of bounds, more GPUs than there are, or fewer requests
@@ -49,7 +52,7 @@ def plan_cascade(
     if len(demand.arrival_s) < options.least_requests:
         least = options.least_requests
         raise invalid("requests", f"must be at least {least} to plan on, not {len(demand.arrival_s)}")
-    return _Planner(site, demand, runs, on_evaluation).plan(options)
+    return _Planner(site, demand, runs, on_evaluation, ends_s).plan(options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class _Planner:
     demand: Demand
     runs: Sequence[Demand]
     on_evaluation: Callable[[int], None]
+    ends_s: float
 
     def plan(self, options: Options) -> CascadePlan:
         """See plan_cascade."""
@@ -80,7 +84,7 @@ class _Planner:
             plain = self._of_best_form(options.without_rules)
         except Unreachable:
             plain = None
-        return RuleSearch(self.site, self.demand, options, self.runs, self.on_evaluation).plan(plain)
+        return self._rules(options).plan(plain)
 
     def _with_promise(self, options: Options, confidence: float) -> CascadePlan:
         """The best plan whose quality holds on new prompts, with what it promises.
@@ -107,8 +111,11 @@ class _Planner:
     def _of_all_tiers(self, options: Options) -> CascadePlan:
         """The best plan in which any of the tiers may answer."""
         if options.has_rules:
-            return RuleSearch(self.site, self.demand, options, self.runs, self.on_evaluation).plan()
+            return self._rules(options).plan()
         return PlanSearch(self.site, options, self.on_evaluation).plan(self.demand, self.runs)
+
+    def _rules(self, options: Options) -> RuleSearch:
+        return RuleSearch(self.site, self.demand, options, self.runs, self.on_evaluation, self.ends_s)
 
     def _with_chosen_tiers(self, options: Options) -> CascadePlan:
         """The best plan over the forms of the candidates."""
@@ -130,7 +137,7 @@ class _Planner:
             """The best plan of a form; with a factor for the rate, any that meets the targets there."""
             before = evaluations
             (part, own), *others = (form.of(site, one.scaled(factor)) for one in (demand, *self.runs))
-            planner = _Planner(part, own, [run for _, run in others], lambda n: progress(before + n))
+            planner = _Planner(part, own, [run for _, run in others], lambda n: progress(before + n), self.ends_s)
             search = PlanSearch(part, within, planner.on_evaluation)
             if factor != 1.0:
                 return search.checked_plan(own, planner.runs)
@@ -150,8 +157,8 @@ class _Planner:
             part, own = form.of(site, demand)
             return PlanSearch(part, within).deployer(own)[0]
 
-        choice = FormChoice(site, demand, options, alone, unfit, searched, reaches, deployer, repeated=bool(self.runs))
-        return choice.best()
+        how = (searched, reaches, deployer, bool(self.runs), self.ends_s)
+        return FormChoice(site, demand, options, alone, unfit, *how).best()
 
     def _of_best_form(self, options: Options) -> CascadePlan:
         """The best plan without rules: of one model, a pair or a chain of up to MOST_TIERS of the tiers, or with prompts

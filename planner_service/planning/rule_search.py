@@ -11,6 +11,7 @@ LEAST_SIMULATIONS.
 import dataclasses
 import itertools
 import math
+import time
 from collections.abc import Callable, Sequence
 
 from penstock.planner_service.planning.cascade_choice import chosen_instead
@@ -32,12 +33,18 @@ is less than four times."""
 
 
 class RuleSearch:
-    """Of one question. runs: other stretches of the same workload, as in `plan_cascade`."""
+    """Of one question. runs, ends_s: as in `plan_cascade`."""
 
     def __init__(
-        self, site: Site, demand: Demand, options: Options, runs: Sequence[Demand], on_evaluation: Callable[[int], None]
+        self,
+        site: Site,
+        demand: Demand,
+        options: Options,
+        runs: Sequence[Demand],
+        on_evaluation: Callable[[int], None],
+        ends_s: float,
     ) -> None:
-        self._site, self._demand, self._options, self._runs = site, demand, options, runs
+        self._site, self._demand, self._options, self._runs, self._ends_s = site, demand, options, runs, ends_s
         chosen = asked(options.rules)
         self._most = MOST_PLANNED if any(rule.of_tiers for rule in chosen) else len(chosen)
         self._search = PlanSearch(site, options.without_rules, on_evaluation)
@@ -59,7 +66,8 @@ class RuleSearch:
             self._search.most_simulations = AT_MOST * max(before or self._last, LEAST_SIMULATIONS / AT_MOST) - before
         for choice in self._ranked(best)[: self._most] if len(self._site.tiers) > 1 else ():
             # no plan is begun that is over the limit if it takes as many as the last one
-            if self._search.simulations + self._last > self._search.most_simulations:
+            is_over = best is not None and time.monotonic() > self._ends_s
+            if is_over or self._search.simulations + self._last > self._search.most_simulations:
                 break
             try:
                 tried = self._under(choice.rules, choice.thresholds, 0.0 if best is None else best.rate_per_s or 0.0)

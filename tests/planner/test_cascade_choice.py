@@ -17,6 +17,7 @@ from benchmarks.brute_force import exhaustive_latency, kinds
 from penstock.planner_service.deployment.search import Strategy
 from penstock.planner_service.files.hardware import gpu_of_catalogue, model_of_catalogue
 from penstock.planner_service.planning import cascade_choice
+from penstock.planner_service.planning import plan_cascade as planning
 from penstock.planner_service.planning.cascade_choice import cascades_of
 from penstock.planner_service.planning.cascade_plan import CascadePlan, LeftOut
 from penstock.planner_service.planning.plan_cascade import chosen_of
@@ -231,6 +232,24 @@ def test_what_users_feel_is_the_best_of_all_cascades_planned_one_by_one(goal: Go
     }
     assert figures[goal] == second[0]
     assert choice.planned + sum(choice.left_out.values()) == choice.cascades == 10
+
+
+@pytest.mark.parametrize("goal", [Goal.LATENCY, Goal.COST, Goal.QUALITY])
+def test_a_search_that_has_no_time_plans_one_form_and_its_gap_holds(goal: Goal) -> None:
+    for seed in (3, 5):
+        site, demand = pool(seed)
+        limit_s = None if goal is Goal.LATENCY else 2.5
+        options = plain_options(min_quality=wanted(demand), max_latency_s=limit_s, goal=goal, max_tiers=2)
+        whole, ended = (planning.plan_cascade(site, demand, options, ends_s=at) for at in (math.inf, -math.inf))
+        choice, gap = present(ended.choice), ended.solution.gap
+        assert choice.planned == 1
+        assert choice.left_out[LeftOut.SEARCH_TIME] > 0
+        assert LeftOut.SEARCH_TIME not in present(whole.choice).left_out
+        assert ended.quality >= wanted(demand) - 1e-9
+        best, value = whole.rank(goal)[0], ended.rank(goal)[0]
+        assert best <= value
+        if gap is not None:
+            assert best >= (value - gap if goal is Goal.QUALITY else value * (1 - gap)) - 1e-9
 
 
 def graded(columns: list[list[float]], rate_per_s: float = 10.0, speeds: tuple[float, ...] = (0.3, 1.0, 3.0)) -> Any:

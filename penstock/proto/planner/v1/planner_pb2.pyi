@@ -654,6 +654,7 @@ class PlanningQuestion(_message.Message):
     MAX_TIERS_FIELD_NUMBER: _builtins.int
     MIN_TIERS_FIELD_NUMBER: _builtins.int
     RULES_FIELD_NUMBER: _builtins.int
+    SEARCH_S_FIELD_NUMBER: _builtins.int
     min_quality: _builtins.float
     """Targets, one at least: the mean quality of the accepted answers, 0 to 100, and the latency that `objective` means, at
     `percentile`. [for the goal cost: 1.2 times that of the largest model alone on the fewest GPUs within max_utilisation]
@@ -695,6 +696,10 @@ class PlanningQuestion(_message.Message):
     """
     min_tiers: _builtins.int
     """With max_tiers: so many at least. [1]"""
+    search_s: _builtins.float
+    """Seconds after which no further form, drafter or rule is tried: the plan is the best one until then, with the gap that is known. At
+    least one is planned. [all are tried]
+    """
     @_builtins.property
     def cluster(self) -> Global___Cluster: ...
     @_builtins.property
@@ -735,10 +740,11 @@ class PlanningQuestion(_message.Message):
         max_tiers: _builtins.int | None = ...,
         min_tiers: _builtins.int | None = ...,
         rules: Global___RuleOptions | None = ...,
+        search_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "_percentile", b"_percentile", "_rate", b"_rate", "_requests", b"_requests", "_runs", b"_runs", "_seed", b"_seed", "cluster", b"cluster", "confidence", b"confidence", "gpus", b"gpus", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "models", b"models", "percentile", b"percentile", "quality", b"quality", "rate", b"rate", "requests", b"requests", "rules", b"rules", "runs", b"runs", "seed", b"seed", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "_percentile", b"_percentile", "_rate", b"_rate", "_requests", b"_requests", "_runs", b"_runs", "_search_s", b"_search_s", "_seed", b"_seed", "cluster", b"cluster", "confidence", b"confidence", "gpus", b"gpus", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "models", b"models", "percentile", b"percentile", "quality", b"quality", "rate", b"rate", "requests", b"requests", "rules", b"rules", "runs", b"runs", "search_s", b"search_s", "seed", b"seed", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "_percentile", b"_percentile", "_rate", b"_rate", "_requests", b"_requests", "_runs", b"_runs", "_seed", b"_seed", "allow_overload", b"allow_overload", "cluster", b"cluster", "confidence", b"confidence", "dispatch", b"dispatch", "goal", b"goal", "gpus", b"gpus", "ignore_cached", b"ignore_cached", "lengths", b"lengths", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "models", b"models", "objective", b"objective", "percentile", b"percentile", "quality", b"quality", "rate", b"rate", "requests", b"requests", "rules", b"rules", "runs", b"runs", "seed", b"seed", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confidence", b"_confidence", "_gpus", b"_gpus", "_max_latency_s", b"_max_latency_s", "_max_tiers", b"_max_tiers", "_max_utilisation", b"_max_utilisation", "_min_quality", b"_min_quality", "_min_tiers", b"_min_tiers", "_percentile", b"_percentile", "_rate", b"_rate", "_requests", b"_requests", "_runs", b"_runs", "_search_s", b"_search_s", "_seed", b"_seed", "allow_overload", b"allow_overload", "cluster", b"cluster", "confidence", b"confidence", "dispatch", b"dispatch", "goal", b"goal", "gpus", b"gpus", "ignore_cached", b"ignore_cached", "lengths", b"lengths", "max_latency_s", b"max_latency_s", "max_tiers", b"max_tiers", "max_utilisation", b"max_utilisation", "min_quality", b"min_quality", "min_tiers", b"min_tiers", "models", b"models", "objective", b"objective", "percentile", b"percentile", "quality", b"quality", "rate", b"rate", "requests", b"requests", "rules", b"rules", "runs", b"runs", "search_s", b"search_s", "seed", b"seed", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__confidence: _TypeAlias = _typing.Literal["confidence"]  # noqa: Y015
     _WhichOneofArgType__confidence: _TypeAlias = _typing.Literal["_confidence", b"_confidence"]  # noqa: Y015
@@ -762,6 +768,8 @@ class PlanningQuestion(_message.Message):
     _WhichOneofArgType__requests: _TypeAlias = _typing.Literal["_requests", b"_requests"]  # noqa: Y015
     _WhichOneofReturnType__runs: _TypeAlias = _typing.Literal["runs"]  # noqa: Y015
     _WhichOneofArgType__runs: _TypeAlias = _typing.Literal["_runs", b"_runs"]  # noqa: Y015
+    _WhichOneofReturnType__search_s: _TypeAlias = _typing.Literal["search_s"]  # noqa: Y015
+    _WhichOneofArgType__search_s: _TypeAlias = _typing.Literal["_search_s", b"_search_s"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     @_typing.overload
@@ -786,6 +794,8 @@ class PlanningQuestion(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__requests) -> _WhichOneofReturnType__requests | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__runs) -> _WhichOneofReturnType__runs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__search_s) -> _WhichOneofReturnType__search_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
 
