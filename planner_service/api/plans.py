@@ -115,12 +115,18 @@ def _with_drafters(
     """
 
     def without(off: Sequence[int]) -> Planned:
-        return plan_for(site.without_drafters(off), trace, judged, options, on_evaluation=on_evaluation, ends_s=ends_s)
+        return plan_for(
+            site.without_drafters(off), trace, judged, options, on_evaluation=on_evaluation, is_over=is_over
+        )
 
     ends_s = time.monotonic() + (options.search_s or math.inf)
+
+    def is_over() -> bool:
+        return time.monotonic() > ends_s
+
     drafted = tuple(tier for tier in range(len(site.tiers)) if site.speculation_of(tier).drafters)
     offs = dict.fromkeys((drafted, *((tier,) for tier in drafted), ()))  # of equal plans, that with the fewest
-    tried = (partial(without, off) for n, off in enumerate(offs) if n == 0 or time.monotonic() < ends_s)
+    tried = (partial(without, off) for n, off in enumerate(offs) if n == 0 or not is_over())
     return best_of(tried, lambda planned: planned.plan.rank(options.aim))
 
 
@@ -138,10 +144,10 @@ def plan_for(
     *,
     under: AcceptanceRules = NO_RULES,
     on_evaluation: Progress = lambda _: None,
-    ends_s: float = math.inf,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Planned:
     """The best plan for a stretch of the trace, run on other stretches of it. under: rules that routing has in any case.
-    ends_s: see plan_cascade.
+    is_over: see plan_cascade.
 
     Raises:
         InvalidRequest, Unreachable: As `plan`.
@@ -152,7 +158,7 @@ def plan_for(
         def plan(demand: Demand, runs: Sequence[Demand]) -> CascadePlan:
             runs = [run.under(under) for run in runs]
             return plan_cascade(
-                site, demand.under(under), options, runs=runs, on_evaluation=on_evaluation, ends_s=ends_s
+                site, demand.under(under), options, runs=runs, on_evaluation=on_evaluation, is_over=is_over
             )
 
         result, offered = plan_over_horizon(plan, site, trace, judged, options)

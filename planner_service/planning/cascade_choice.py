@@ -14,7 +14,6 @@ rate of the second best; (5) the time for the search is over, and there is a pla
 import dataclasses
 import itertools
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -111,8 +110,8 @@ class FormChoice:
     site, demand: of all candidates. alone: their deployer without grading and without a bound on utilisation, for the bounds.
     unfit: candidates that fit nowhere, with the reason. plan(form, options): the best plan of a form; raises Unreachable.
     reaches(form, options, rate): whether a plan is found at so many requests per second. deployer(form, options): with the
-    bound on utilisation. repeated: whether a latency target has to hold on other stretches, too. ends_s: by
-    time.monotonic, when the search is over.
+    bound on utilisation. repeated: whether a latency target has to hold on other stretches, too. is_over: whether
+    the time for the search is.
     """
 
     site: Site
@@ -124,7 +123,7 @@ class FormChoice:
     reaches: Reaches
     deployer: DeployerOf
     repeated: bool
-    ends_s: float
+    is_over: Callable[[], bool]
 
     def __post_init__(self) -> None:
         self.all = forms_of(len(self.site.tiers), self.options, predicted=self.demand.judged.predicted is not None)
@@ -149,7 +148,7 @@ class FormChoice:
             enough = self._enough()
             if self.bounds[form].value(aim) > enough + EPSILON or self._slower(form, enough):
                 self.left_out[form] = LeftOut.BOUND
-            elif self.plans and time.monotonic() > self.ends_s:
+            elif self.plans and self.is_over():
                 self.left_out[form] = LeftOut.SEARCH_TIME
             else:
                 self._try(form)

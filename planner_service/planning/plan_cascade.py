@@ -1,7 +1,6 @@
 """A cascade plan from a cluster, models, arrivals and judged prompts: what `penstock plan` computes. No I/O."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -35,13 +34,13 @@ def plan_cascade(
     *,
     runs: Sequence[Demand] = (),
     on_evaluation: Callable[[int], None] = lambda _: None,
-    ends_s: float = math.inf,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> CascadePlan:
     """The best plan for a goal within the targets.
 
     runs: other stretches of the same workload, on which the plan is run when it is found; a latency target has to hold for
-    their mean. A cheapest plan without a latency target keeps to that of `largest_alone`. ends_s: by time.monotonic, when no
-    further form or rule is tried, once one is planned.
+    their mean. A cheapest plan without a latency target keeps to that of `largest_alone`. is_over: whether no further
+    form or rule is to be tried, once one is planned.
 
     Raises:
         InvalidRequest: options that do not go together, one out of bounds, more GPUs than there are, or fewer requests
@@ -52,7 +51,7 @@ def plan_cascade(
     if len(demand.arrival_s) < options.least_requests:
         least = options.least_requests
         raise invalid("requests", f"must be at least {least} to plan on, not {len(demand.arrival_s)}")
-    return _Planner(site, demand, runs, on_evaluation, ends_s).plan(options)
+    return _Planner(site, demand, runs, on_evaluation, is_over).plan(options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class _Planner:
     demand: Demand
     runs: Sequence[Demand]
     on_evaluation: Callable[[int], None]
-    ends_s: float
+    is_over: Callable[[], bool]
 
     def plan(self, options: Options) -> CascadePlan:
         """See plan_cascade."""
@@ -115,7 +114,7 @@ class _Planner:
         return PlanSearch(self.site, options, self.on_evaluation).plan(self.demand, self.runs)
 
     def _rules(self, options: Options) -> RuleSearch:
-        return RuleSearch(self.site, self.demand, options, self.runs, self.on_evaluation, self.ends_s)
+        return RuleSearch(self.site, self.demand, options, self.runs, self.on_evaluation, self.is_over)
 
     def _with_chosen_tiers(self, options: Options) -> CascadePlan:
         """The best plan over the forms of the candidates."""
@@ -137,7 +136,7 @@ class _Planner:
             """The best plan of a form; with a factor for the rate, any that meets the targets there."""
             before = evaluations
             (part, own), *others = (form.of(site, one.scaled(factor)) for one in (demand, *self.runs))
-            planner = _Planner(part, own, [run for _, run in others], lambda n: progress(before + n), self.ends_s)
+            planner = _Planner(part, own, [run for _, run in others], lambda n: progress(before + n), self.is_over)
             search = PlanSearch(part, within, planner.on_evaluation)
             if factor != 1.0:
                 return search.checked_plan(own, planner.runs)
@@ -157,7 +156,7 @@ class _Planner:
             part, own = form.of(site, demand)
             return PlanSearch(part, within).deployer(own)[0]
 
-        how = (searched, reaches, deployer, bool(self.runs), self.ends_s)
+        how = (searched, reaches, deployer, bool(self.runs), self.is_over)
         return FormChoice(site, demand, options, alone, unfit, *how).best()
 
     def _of_best_form(self, options: Options) -> CascadePlan:

@@ -11,7 +11,6 @@ LEAST_SIMULATIONS.
 import dataclasses
 import itertools
 import math
-import time
 from collections.abc import Callable, Sequence
 
 from penstock.planner_service.planning.cascade_choice import chosen_instead
@@ -33,7 +32,7 @@ is less than four times."""
 
 
 class RuleSearch:
-    """Of one question. runs, ends_s: as in `plan_cascade`."""
+    """Of one question. runs, is_over: as in `plan_cascade`."""
 
     def __init__(
         self,
@@ -42,9 +41,9 @@ class RuleSearch:
         options: Options,
         runs: Sequence[Demand],
         on_evaluation: Callable[[int], None],
-        ends_s: float,
+        is_over: Callable[[], bool],
     ) -> None:
-        self._site, self._demand, self._options, self._runs, self._ends_s = site, demand, options, runs, ends_s
+        self._site, self._demand, self._options, self._runs, self._is_over = site, demand, options, runs, is_over
         chosen = asked(options.rules)
         self._most = MOST_PLANNED if any(rule.of_tiers for rule in chosen) else len(chosen)
         self._search = PlanSearch(site, options.without_rules, on_evaluation)
@@ -66,7 +65,7 @@ class RuleSearch:
             self._search.most_simulations = AT_MOST * max(before or self._last, LEAST_SIMULATIONS / AT_MOST) - before
         for choice in self._ranked(best)[: self._most] if len(self._site.tiers) > 1 else ():
             # no plan is begun that is over the limit if it takes as many as the last one
-            is_over = best is not None and time.monotonic() > self._ends_s
+            is_over = best is not None and self._is_over()
             if is_over or self._search.simulations + self._last > self._search.most_simulations:
                 break
             try:

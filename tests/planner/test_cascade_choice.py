@@ -240,7 +240,9 @@ def test_a_search_that_has_no_time_plans_one_form_and_its_gap_holds(goal: Goal) 
         site, demand = pool(seed)
         limit_s = None if goal is Goal.LATENCY else 2.5
         options = plain_options(min_quality=wanted(demand), max_latency_s=limit_s, goal=goal, max_tiers=2)
-        whole, ended = (planning.plan_cascade(site, demand, options, ends_s=at) for at in (math.inf, -math.inf))
+        whole, ended = (
+            planning.plan_cascade(site, demand, options, is_over=over) for over in (lambda: False, lambda: True)
+        )
         choice, gap = present(ended.choice), ended.solution.gap
         assert choice.planned == 1
         assert choice.left_out[LeftOut.SEARCH_TIME] > 0
