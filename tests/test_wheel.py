@@ -114,7 +114,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     started = subprocess.run(up, capture_output=True, text=True, timeout=700, check=False, env=environment)
     assert started.returncode == 0, started.stderr
-    yield json.loads(started.stdout)
+    addresses = json.loads(started.stdout)
+    ask = [*penstock_here, "ask", "hello", "--target", addresses["grpc"][0]]  # for each test that shows traces
+    subprocess.run(ask, check=True, capture_output=True, timeout=100, env=environment)
+    yield addresses
     subprocess.run([*penstock_here, "down", "--folder", str(folder)], check=True, timeout=300, env=environment)
 
 
