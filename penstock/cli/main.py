@@ -1,59 +1,72 @@
 """The `penstock` command."""
 
 import os
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import penstock
-from penstock.cli import (
-    ask,
-    certs,
-    check,
-    demo,
-    keys,
-    local,
-    measure,
-    plan,
-    predictor,
-    profile,
-    redis_users,
-    simulate,
-    stages,
-    targets,
-    top,
-    trace,
-    trace_files,
-    usage,
-    values,
-)
+
+MODULES = {
+    "up": "local",
+    "down": "local",
+    "check": "check",
+    "status": "top",
+    "top": "top",
+    "ask": "ask",
+    "chat": "ask",
+    "trace": "trace",
+    "demo": "demo",
+    "simulate": "simulate",
+    "profile": "profile",
+    "stages": "stages",
+    "export-trace": "trace_files",
+    "import-trace": "trace_files",
+    "measure": "measure",
+    "predictor": "predictor",
+    "usage": "usage",
+    "redis-users": "redis_users",
+    "values": "values",
+    "plan": "plan",
+    "keys": "keys",
+    "certs": "certs",
+}
+"""By command: the module with its function, or with `app`, a group of commands."""
+
+
+class _Commands(Mapping[str, Any]):
+    """Imports the module of a command when it is called: those of all commands take longer than many a command."""
+
+    def __getitem__(self, name: str) -> Any:
+        module, alone = import_module(f"penstock.cli.{MODULES[name]}"), typer.Typer()
+        if hasattr(module, "app"):
+            alone.add_typer(module.app, name=name)
+        else:
+            alone.command(name)(getattr(module, name.replace("-", "_")))
+        return typer.main.get_group(alone).commands[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(MODULES)
+
+    def __len__(self) -> int:
+        return len(MODULES)
+
+
+class _Root(TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings | {"commands": _Commands()})
+
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Serve a cascade of language models on hardware you own."
+    cls=_Root,
+    no_args_is_help=True,
+    add_completion=False,
+    help="Serve a cascade of language models on hardware you own.",
 )
-app.command("up")(local.up)
-app.command("down")(local.down)
-app.command("check")(check.check)
-app.command("status")(top.status)
-app.command("top")(top.top)
-app.command("ask")(ask.ask)
-app.command("chat")(ask.chat)
-app.command("trace")(trace.trace)
-app.command("demo")(demo.demo)
-app.command("simulate")(simulate.simulate)
-app.command("profile")(profile.profile)
-app.command("stages")(stages.stages)
-app.command("export-trace")(trace_files.export_trace)
-app.command("import-trace")(trace_files.import_trace)
-app.command("measure")(measure.measure)
-app.command("predictor")(predictor.predictor)
-app.command("usage")(usage.usage)
-app.command("redis-users")(redis_users.redis_users)
-app.command("values")(values.values)
-app.add_typer(plan.app, name="plan")
-app.add_typer(keys.app, name="keys")
-app.add_typer(certs.app, name="certs")
 
 
 def _print_version(requested: bool) -> None:
@@ -73,7 +86,9 @@ def root(
 ) -> None:
     """Serve a cascade of language models on hardware you own."""
     if folder is not None:
-        os.environ[targets.FOLDER_VARIABLE] = str(folder)  # where all commands look
+        from penstock.cli.targets import FOLDER_VARIABLE
+
+        os.environ[FOLDER_VARIABLE] = str(folder)  # where all commands look
 
 
 def main() -> None:

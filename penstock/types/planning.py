@@ -317,7 +317,7 @@ class PlanOptions:
     take. allow_overload: plan although no plan sustains the rate. gpus: at most so many of the cluster's; None for all.
     confidence: with this probability min_quality holds for as many new prompts as were judged; None: for the judged ones.
     requests: of the stretch of the trace that is planned for; None for as many as come in 20 latencies, from 500 (or all of a
-    shorter trace) to 6000, for a cheapest plan 20,000 (60 per GPU and 100,000 on large clusters), for which a short trace is
+    shorter trace) to 6000, for a cheapest plan 40,000 (60 per GPU and 100,000 on large clusters), for which a short trace is
     read over and over. seed: of that stretch and of the prompts drawn. runs: other stretches that the plan is run on. rate:
     arrivals per second; None for the trace's. ignore_cached: prompts are computed whole, whatever the trace has cached.
     max_tiers: the tiers are candidates, of which a cascade has so many at most, up to three; None: it has all of them, of

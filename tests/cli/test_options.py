@@ -19,11 +19,10 @@ CHECKED_BY_THE_ROUTER = {"--temperature"}  # whose bounds are the engines'
 
 def parameters() -> Iterator[tuple[str, str, set[Any]]]:
     """(command, option or argument, the types that it takes) of every command's parameters."""
-    commands = [(str(c.name), c.callback) for c in app.registered_commands]
-    for group in app.registered_groups:
-        inside = present(group.typer_instance)
-        commands.append((str(group.name), present(inside.registered_callback).callback))
-        commands += [(f"{group.name} {c.name}", c.callback) for c in inside.registered_commands]
+    commands = list[tuple[str, Any]]()
+    for name, command in typer.main.get_group(app).commands.items():
+        commands.append((name, command.callback))
+        commands += [(f"{name} {below}", c.callback) for below, c in getattr(command, "commands", {}).items()]
     for command, callback in commands:
         for name, hint in get_type_hints(present(callback), include_extras=True).items():
             if get_origin(hint) is Annotated:

@@ -678,7 +678,7 @@ class PlanningQuestion(_message.Message):
     """[in proportion to capacity]"""
     requests: _builtins.int
     """Number of requests of the trace, from a position drawn by the seed. [as many as come in 20 latencies, from 500 or
-    all of a shorter trace to 6000, for a cheapest plan 20,000, or 60 per GPU up to 100,000; read over and over if need be]
+    all of a shorter trace to 6000, for a cheapest plan 40,000, or 60 per GPU up to 100,000; read over and over if need be]
     """
     seed: _builtins.int
     """[1]"""
