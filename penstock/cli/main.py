@@ -12,37 +12,34 @@ from typer.core import TyperGroup
 import penstock
 
 MODULES = {
-    "up": "local",
-    "down": "local",
-    "check": "check",
-    "status": "top",
-    "top": "top",
-    "ask": "ask",
-    "chat": "ask",
-    "trace": "trace",
-    "demo": "demo",
-    "simulate": "simulate",
-    "profile": "profile",
-    "stages": "stages",
-    "export-trace": "trace_files",
-    "import-trace": "trace_files",
-    "measure": "measure",
-    "predictor": "predictor",
-    "usage": "usage",
-    "redis-users": "redis_users",
-    "values": "values",
-    "plan": "plan",
-    "keys": "keys",
-    "certs": "certs",
+    "local": ("up", "down"),
+    "check": ("check",),
+    "top": ("status", "top"),
+    "ask": ("ask", "chat"),
+    "trace": ("trace",),
+    "demo": ("demo",),
+    "simulate": ("simulate",),
+    "profile": ("profile",),
+    "stages": ("stages",),
+    "trace_files": ("export-trace", "import-trace"),
+    "measure": ("measure",),
+    "predictor": ("predictor",),
+    "usage": ("usage",),
+    "redis_users": ("redis-users",),
+    "values": ("values",),
+    "plan": ("plan",),
+    "keys": ("keys",),
+    "certs": ("certs",),
 }
-"""By command: the module with its function, or with `app`, a group of commands."""
+"""With the functions of these commands, or with `app`, a group of commands."""
+COMMANDS = {command: module for module, commands in MODULES.items() for command in commands}
 
 
 class _Commands(Mapping[str, Any]):
     """Imports the module of a command when it is called: those of all commands take longer than many a command."""
 
     def __getitem__(self, name: str) -> Any:
-        module, alone = import_module(f"penstock.cli.{MODULES[name]}"), typer.Typer()
+        module, alone = import_module(f"penstock.cli.{COMMANDS[name]}"), typer.Typer()
         if hasattr(module, "app"):
             alone.add_typer(module.app, name=name)
         else:
@@ -50,10 +47,10 @@ class _Commands(Mapping[str, Any]):
         return typer.main.get_group(alone).commands[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(MODULES)
+        return iter(COMMANDS)
 
     def __len__(self) -> int:
-        return len(MODULES)
+        return len(COMMANDS)
 
 
 class _Root(TyperGroup):
@@ -91,10 +88,5 @@ def root(
         os.environ[FOLDER_VARIABLE] = str(folder)  # where all commands look
 
 
-def main() -> None:
-    """Entry point of the console script."""
-    app()
-
-
 if __name__ == "__main__":
-    main()
+    app()

@@ -20,9 +20,9 @@ CHECKED_BY_THE_ROUTER = {"--temperature"}  # whose bounds are the engines'
 def parameters() -> Iterator[tuple[str, str, set[Any]]]:
     """(command, option or argument, the types that it takes) of every command's parameters."""
     commands = list[tuple[str, Any]]()
-    for name, command in typer.main.get_group(app).commands.items():
-        commands.append((name, command.callback))
-        commands += [(f"{name} {below}", c.callback) for below, c in getattr(command, "commands", {}).items()]
+    for name, one in typer.main.get_group(app).commands.items():
+        commands.append((name, one.callback))
+        commands += [(f"{name} {below}", c.callback) for below, c in getattr(one, "commands", {}).items()]
     for command, callback in commands:
         for name, hint in get_type_hints(present(callback), include_extras=True).items():
             if get_origin(hint) is Annotated:
