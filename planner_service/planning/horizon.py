@@ -24,7 +24,8 @@ from penstock.types.planning import Objective
 LATENCIES = 20.0
 """That a stretch lasts: what is served while the first requests find the tiers empty is a twentieth of it."""
 ENOUGH_LATENCIES = 10.0  # a plan whose stretch lasts fewer is made again
-LOADED = 1.2  # times the latency of a request alone or of few: the guess before there is a plan
+LOADED = 1.2  # times the latency of a request alone: the guess before there is a plan
+OF_FEW = 1.4  # times the limit that few requests have, whose queues are short
 USUAL_REQUESTS = 500  # fewest, where the trace has them
 MOST_REQUESTS = 6000
 CHEAPEST_REQUESTS, CHEAPEST_PER_GPU, MOST_OF_CHEAPEST = 40_000, 60, 100_000
@@ -80,7 +81,7 @@ def _guessed_s(site: Site, demand: Demand, options: Options) -> float:
     """How long requests stay, before there is a plan. The cheapest plan takes about as long as it may."""
     if options.aim is Goal.COST and options.objective is Objective.END_TO_END:
         with contextlib.suppress(Unreachable):
-            return min(options.max_latency_s or math.inf, LOADED * largest_alone(site, demand, options, ()).limit_s)
+            return min(options.max_latency_s or math.inf, OF_FEW * largest_alone(site, demand, options, ()).limit_s)
     return LOADED * _alone_s(site, demand)
 
 
