@@ -17,9 +17,13 @@ Row = dict[str, Any]
 
 
 class Scores:
-    """The judge's scores of answers. The same text is scored once: answers are greedy, so most come again."""
+    """The judge's scores of answers. The same text is scored once: answers are greedy, so most come again.
 
-    def __init__(self) -> None:
+    scorer: one that needs no log-probabilities, which replays do not ask for; empty: the judge's default.
+    """
+
+    def __init__(self, scorer: str = "") -> None:
+        self._scorer = scorer
         self._known: dict[tuple[str, str, str], float] = {}
 
     async def of(self, run: Run, judge: AsyncJudge) -> list[float]:
@@ -29,7 +33,7 @@ class Scores:
         for at in range(0, len(pending), SCORED_AT_ONCE):
             part = pending[at : at + SCORED_AT_ONCE]
             answers = [Answered(o.question.prompt, o.reply, o.question.answer) for _, o in part if o.reply is not None]
-            self._known |= zip((key for key, _ in part), await judge.score(answers), strict=True)
+            self._known |= zip((key for key, _ in part), await judge.score(answers, self._scorer), strict=True)
         return [self._known[_key(outcome)] for outcome, _ in run.answered]
 
 

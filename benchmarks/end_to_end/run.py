@@ -48,7 +48,7 @@ class Setup:
     accuracy below the largest model's, or of the judge's score where not all right answers are known. questions: a file of
     prompts, of which `measured` are judged for the planner and the others replayed; without one, so many prompts more are
     drawn for the shipped family. lone: prompts that show what the largest model takes for a request without others.
-    max_tokens: of a reply. compared: names of systems.
+    max_tokens: of a reply. scorer: of the replayed answers; see `Scores`. compared: names of systems.
     """
 
     mesh_file: Path
@@ -62,6 +62,7 @@ class Setup:
     seed: int = 1
     lone: int = 20
     max_tokens: int | None = None
+    scorer: str = ""
     compared: tuple[str, ...] = ("largest", "load_based", "random", "plan")
 
 
@@ -76,7 +77,7 @@ class EndToEnd:
         self._predictor = site.score_predictor(self._base)
         self._measured, self._replayed = _questions(setup)
         self._plan_trace, self._trace = site.split_trace(public(TRACE), folder)
-        self._scores = Scores()
+        self._scores = Scores(setup.scorer)
         self._judge_s = 0.0
         self._seeds = [setup.seed + 1 + number for number in range(setup.rounds)]  # of the rounds
 
@@ -270,13 +271,13 @@ class EndToEnd:
         )
         ours = systems.of_plan(plan)
         cost_s = systems.engine_s(where, demand.judged, ours)
-        chosen = [
-            systems.largest(len(where.tiers), layout.workers),
-            systems.load_based(where, demand, min_quality, seed),
-            systems.random_router(where, demand, cost_s, layout.workers, seed),
-            ours,
-        ]
-        return [system for system in chosen if system.name in self._setup.compared], plan["targets"]
+        known: dict[str, Callable[[], System]] = {
+            "largest": lambda: systems.largest(len(where.tiers), layout.workers),
+            "load_based": lambda: systems.load_based(where, demand, min_quality, seed),
+            "random": lambda: systems.random_router(where, demand, cost_s, layout.workers, seed),
+            "plan": lambda: ours,
+        }
+        return [tune() for name, tune in known.items() if name in self._setup.compared], plan["targets"]
 
     def _demand(self, where: Site, rate: float) -> Demand:
         """What baselines are tuned to: the same trace and judged sample that the plan is made from."""

@@ -182,11 +182,13 @@ async def plan(
 ) -> dict[str, Any]:
     """The content of the plan file of `penstock plan` for a quality and an SLO; `targets` says with which.
 
-    skip: with skip prediction. Where no plan meets both, the latency target is left out, then the bound on the load.
+    skip: with skip prediction. Where no plan meets both, the latency target is left out, then the quality is the
+    expected one, as it is for the other systems, then the bound on the load is left out.
     """
     targets = {"min_quality": min_quality, "rate": rate, "goal": "latency", "seed": seed, "rules": {"skip": skip}}
     files = {"cluster": "cluster.yaml", "models": "models.yaml", "quality": JUDGED}
-    attempts: list[dict[str, Any]] = [{"max_latency_s": slo_s}, {}, {"allow_overload": True}]
+    attempts: list[dict[str, Any]] = [{"max_latency_s": slo_s}, {}, {"confidence": 0.5}]
+    attempts.append({"confidence": 0.5, "allow_overload": True})
     for more in attempts:
         question = folder / "question.yaml"
         question.write_text(yaml.safe_dump(files | targets | more))
@@ -197,7 +199,7 @@ async def plan(
                 raise
             continue
         figures: dict[str, Any] = json.loads(text)
-        reached = ", ".join(f"{name} {value:.6g}" for name, value in {"min_quality": min_quality, **more}.items())
+        reached = ", ".join(f"{name} {value}" for name, value in {"min_quality": round(min_quality, 3), **more}.items())
         return figures | {"targets": reached}
     raise AssertionError("the last attempt returns or raises")
 

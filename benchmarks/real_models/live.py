@@ -40,7 +40,8 @@ KILLED_AFTER, KILLED_TOKENS = 20, 120
 FIRST_TOKEN_S, TOKEN_S = 20.0, 1.0
 PROMISED, RATE_PER_S, PROMISED_TOKENS = 40, 0.12, 96
 FORECAST_LOAD, FORECAST_ROUNDS, FORECAST_RUN_S = 0.6, 2, 270.0
-FORECAST_MEASURED, FORECAST_LONE, FORECAST_RUNNING = 48, 6, 8
+FORECAST_MEASURED, FORECAST_LONE, FORECAST_RUNNING = 32, 4, 4
+FORECAST_BELOW = 8.0  # points: so few prompts do not promise more
 EXAMPLE = Path("examples/real-models.yaml")
 SEED = 1
 
@@ -200,12 +201,13 @@ def _forecast_setup(folder: Path) -> Setup:
         questions,
         layouts=(replace(layouts()[1], max_running=FORECAST_RUNNING),),
         loads=(FORECAST_LOAD,),
-        below_largest=(1.0,),
+        below_largest=(FORECAST_BELOW,),
         rounds=FORECAST_ROUNDS,
         run_s=FORECAST_RUN_S,
         measured=FORECAST_MEASURED,
         lone=FORECAST_LONE,
         max_tokens=MAX_TOKENS["humaneval"],
+        scorer="examples",
         compared=("largest", "plan"),
     )
 
