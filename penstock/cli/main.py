@@ -58,12 +58,7 @@ class _Root(TyperGroup):
         super().__init__(**settings | {"commands": _Commands()})
 
 
-app = typer.Typer(
-    cls=_Root,
-    no_args_is_help=True,
-    add_completion=False,
-    help="Serve a cascade of language models on hardware you own.",
-)
+app = typer.Typer(cls=_Root, no_args_is_help=True, add_completion=False)
 
 
 def _print_version(requested: bool) -> None:
