@@ -46,7 +46,8 @@ def row(gpus: int, min_quality: float) -> dict[str, Any]:
         **{key: plan[key] for key in ("horizon", "simulations", "latency_p95_s", "cost", "verdict")},
     }
     took = f"{figures['cpu_seconds']:.1f} s CPU, {figures['memory_mib']:,.0f} MiB"
-    print(f"{gpus:>6,} GPUs: {took}, {plan['horizon']['latencies']:.1f} latencies; {plan['verdict']}", flush=True)
+    lasted = f"{plan['horizon']['latencies']:.1f} latencies, run for {plan['horizon']['run_latencies']:.1f}"
+    print(f"{gpus:>6,} GPUs: {took}, {lasted}; {plan['verdict']}", flush=True)
     return figures
 
 

@@ -161,12 +161,12 @@ def _grading_lines(plan: CascadePlan) -> list[str]:
 def _interval_lines(plan: CascadePlan) -> list[str]:
     if (horizon := plan.horizon) is None or plan.latency is None:
         return []
-    interval, latencies = plan.latency.interval_s, horizon.latencies or 0.0
+    interval, latencies, of_run = plan.latency.interval_s, horizon.latencies or 0.0, horizon.run_latencies or 0.0
     made_for = f"made for {horizon.requests:,} requests in {horizon.seconds:,.0f} s, {latencies:,.0f} latencies"
     if interval is None:
         return [made_for]
     spread = f"{plan.latency.words} {seconds(interval.mean)} ({seconds(interval.low)} to {seconds(interval.high)})"
-    return [f"{made_for}; on {interval.runs} other stretches of the trace {spread}"]
+    return [f"{made_for}; on {interval.runs} other stretches of {of_run:,.0f} latencies {spread}"]
 
 
 def _band_lines(plan: CascadePlan) -> list[str]:

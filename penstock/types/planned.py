@@ -187,11 +187,13 @@ class PlannedLatency:
 
 @dataclass(frozen=True, slots=True)
 class Horizon:
-    """What the plan was made for: requests, the seconds in which they arrive, and how many latencies that is."""
+    """What the plan was made for: requests, the seconds in which they arrive, and how many latencies that is; the latencies
+    that each other stretch lasts on which it was run."""
 
     requests: int
     seconds: float
     latencies: float | None = None
+    run_latencies: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,8 +74,8 @@ class CascadePlan:
     percentile. load: None where arrivals have no rate.
 
     latency_interval, end_to_end_interval: both p95 on other stretches of the trace with other prompts; felt_interval: of
-    felt_s; None where none were given. seconds: that the arrivals last. rate_per_s: at which they come, for the goal rate the
-    one that was found.
+    felt_s; None where none were given. seconds: that the arrivals last, runs_s: those of other stretches at least.
+    rate_per_s: at which they come, for the goal rate the one that was found.
     rules: what its routing has in addition to thresholds.
     gpu_s: see Deployer.gpu_s. grading: how much is judged, and how long that takes; None where judging loads nothing. choice:
     how the tiers were chosen from candidates; None where they were given. cached_share: of all prompt tokens, those that are
@@ -106,6 +106,7 @@ class CascadePlan:
     felt_interval: Interval | None = None
     requests: int = 0
     seconds: float = 0.0
+    runs_s: float = 0.0
     rate_per_s: float | None = None
     dollars_per_hour: float | None = None
     rules: AcceptanceRules = NO_RULES
@@ -162,8 +163,10 @@ class CascadePlan:
     @property
     def stay_s(self) -> float:
         """How long requests stay, by which a stretch of the trace is short or long: p95 of the slowest tier, if that is the
-        objective, else end to end."""
-        return self.latency_p95_s if self.objective is Objective.LARGEST_TIER else self.end_to_end_p95_s
+        objective, else end to end; of the longer stretches, where there are some."""
+        if self.objective is Objective.LARGEST_TIER:
+            return self.latency_p95_s if self.latency_interval is None else self.latency_interval.mean
+        return self.end_to_end_p95_s if self.end_to_end_interval is None else self.end_to_end_interval.mean
 
 
 def outcome(site: Site, demand: Demand, solution: Solution, deployer: Deployer, reasons: dict[str, str]) -> CascadePlan:
@@ -239,4 +242,7 @@ def with_runs(site: Site, plan: CascadePlan, runs: Sequence[Demand]) -> CascadeP
     strategies = [tier.strategy for tier in plan.tiers]
     which = (Objective.LARGEST_TIER, 95.0), (Objective.END_TO_END, 95.0), (plan.objective, plan.percentile)
     largest, whole, felt = repeated(site, runs, plan.thresholds, strategies, plan.dispatch, which)
-    return dataclasses.replace(plan, latency_interval=largest, end_to_end_interval=whole, felt_interval=felt)
+    lasted = min(run.seconds for run in runs)
+    return dataclasses.replace(
+        plan, latency_interval=largest, end_to_end_interval=whole, felt_interval=felt, runs_s=lasted
+    )

@@ -26,10 +26,12 @@ LATENCIES = 20.0
 ENOUGH_LATENCIES = 10.0  # a plan whose stretch lasts fewer is made again
 LOADED = 1.2  # times the latency of a request alone: the guess before there is a plan
 OF_FEW = 1.4  # times the limit that few requests have, whose queues are short
+LONGER = 1.1  # times the latency that is known, of a longer stretch
 USUAL_REQUESTS = 500  # fewest, where the trace has them
 MOST_REQUESTS = 6000
 CHEAPEST_REQUESTS, CHEAPEST_PER_GPU, MOST_OF_CHEAPEST = 40_000, 60, 100_000
 """The most for a cheapest plan, which is found with few simulations: more where the rate is as high as so many GPUs carry."""
+MOST_RUN = 3_000_000  # requests of all other stretches, for memory's sake: fewer stretches where they are long
 
 Plan = Callable[[Demand, Sequence[Demand]], CascadePlan]
 
@@ -39,7 +41,8 @@ def plan_over_horizon(
 ) -> tuple[CascadePlan, Demand]:
     """(the plan, what it was made for): of options.requests, or of as many as the plan needs; see demand_of.
 
-    options.runs: other stretches of as many requests, from places and with prompts drawn by the seeds after `seed`.
+    options.runs: other stretches, from places and with prompts drawn by the seeds after `seed`; of LATENCIES where a search
+    over as many requests would take too long.
 
     Raises:
         InvalidRequest, Unreachable: see demand_of and plan_cascade.
@@ -52,24 +55,23 @@ def plan_over_horizon(
             source, judged, requests=count, seed=options.seed + nth, lengths=options.lengths, rate=options.rate
         )
 
-    def planned(count: int) -> tuple[CascadePlan, Demand]:
-        demand = drawn(count, 0)
-        return plan(demand, [drawn(count, nth + 1) for nth in range(options.runs)]), demand
+    def planned(enough: int, most: int) -> tuple[CascadePlan, Demand]:
+        demand, runs = drawn(min(enough, most), 0), min(options.runs, max(1, MOST_RUN // enough))
+        return plan(demand, [drawn(min(enough, MOST_RUN), nth + 1) for nth in range(runs)]), demand
 
     if options.requests is not None:
-        return planned(options.requests)
+        return planned(options.requests, options.requests)
     most = MOST_REQUESTS
     if options.aim is Goal.COST:
         most = min(MOST_OF_CHEAPEST, max(CHEAPEST_REQUESTS, CHEAPEST_PER_GPU * (options.gpus or site.gpus)))
-    short = min(len(trace), USUAL_REQUESTS)
-    count = short
+    enough = short = min(len(trace), USUAL_REQUESTS)
     if short >= LEAST_REQUESTS:
         sample = drawn(short, 0)
-        count = min(most, max(short, _requests_for(_guessed_s(site, sample, options), sample)))
-    best = planned(count)
-    again = min(most, _requests_for(best[0].stay_s, best[1]))
-    if best[1].seconds < ENOUGH_LATENCIES * best[0].stay_s and again > count:
-        best = planned(again)
+        enough = max(short, _requests_for(_guessed_s(site, sample, options), sample))
+    best = planned(enough, most)
+    again = min(MOST_RUN if options.runs else most, _requests_for(LONGER * best[0].stay_s, best[1]))
+    if max(best[1].seconds, best[0].runs_s) < ENOUGH_LATENCIES * best[0].stay_s and again > enough:
+        best = planned(again, most)
     return best
 
 

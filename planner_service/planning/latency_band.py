@@ -79,8 +79,5 @@ def latency_band(site: Site, plan: CascadePlan, demand: Demand) -> LatencyBand |
 
 def _scaled(strategy: Strategy, factor: float) -> Strategy:
     """The strategy with all step times of its replicas times a factor."""
-    replicas = tuple(
-        (dataclasses.replace(replica, latency=replica.latency.scaled(factor)), count)
-        for replica, count in strategy.replicas
-    )
+    replicas = tuple((dataclasses.replace(r, latency=r.latency.scaled(factor)), n) for r, n in strategy.replicas)
     return dataclasses.replace(strategy, replicas=replicas)

@@ -63,7 +63,6 @@ class Deployer:
         self.kinds, self._on_evaluation = kinds, on_evaluation
         self.max_utilisation, self.grading = max_utilisation, grading
         self._traffic = TierTraffic(sample, arrival_s, grading)
-        self._saturation: dict[int, Mapping[Replica, float]] = {}
         self._verified: set[int] = set()  # tiers
         self._keeps_up: dict[bytes, bool] = {}
         self._tables: dict[tuple[int, bytes, bytes, Measured, bytes], LatencyTable] = {}
@@ -350,15 +349,14 @@ class Deployer:
         unlike all."""
         if self.max_utilisation is None or not self._traffic.has_rate or not len(work):
             return None
-        saturation = self._saturation_of(tier) if len(work) > FEW else self._saturations(tier, work)
+        saturation = self._saturation[tier] if len(work) > FEW else self._saturations(tier, work)
         return Sustain(self._traffic.per_s(work), self.max_utilisation, saturation)
 
-    def _saturation_of(self, tier: int) -> Mapping[Replica, float]:
-        """What simulation says of arithmetic capacities, over all requests: an estimate for those that reach the tier."""
-        if tier not in self._saturation:
-            everyone = np.ones((len(self.sample.tiers), len(self.sample)), np.bool_)
-            self._saturation[tier] = self._saturations(tier, self._traffic.of_tier(tier, everyone).work)
-        return self._saturation[tier]
+    @functools.cached_property
+    def _saturation(self) -> list[Mapping[Replica, float]]:
+        """By tier, over all requests: an estimate for those that reach it."""
+        everyone = np.ones((len(self.sample.tiers), len(self.sample)), np.bool_)
+        return [self._saturations(tier, self._traffic.of_tier(tier, everyone).work) for tier in range(len(everyone))]
 
     def _saturations(self, tier: int, work: Workload) -> Mapping[Replica, float]:
         """By kind, what simulation says of its arithmetic capacity, for these requests."""

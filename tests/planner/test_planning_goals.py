@@ -1,11 +1,13 @@
 """What is asked of a plan beyond the slowest tier: cost, rate, end-to-end targets, stretches that last, other stretches."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from penstock.planner_service.files.measured import read_trace
+from penstock.planner_service.planning.cascade_plan import CascadePlan
 from penstock.planner_service.planning.horizon import ENOUGH_LATENCIES, plan_over_horizon
 from penstock.planner_service.planning.verdict import verdict
 from penstock.planner_service.question.demand import continued, demand_of, draw_demand
@@ -110,6 +112,23 @@ def test_a_stretch_lasts_several_latencies(inputs: Inputs) -> None:
 
     assert planned(8.0) > 1.5 * planned(4.0)
     assert planned(8.0, 50) == 50
+
+
+def test_where_a_search_over_enough_requests_takes_too_long_the_plan_is_run_on_longer_stretches(inputs: Inputs) -> None:
+    site, trace, judged = inputs
+    options = plain_options(min_quality=QUALITY, seed=1, rate=40.0, runs=2)
+    stretches = list[Sequence[Demand]]()
+
+    def planned(demand: Demand, runs: Sequence[Demand]) -> CascadePlan:
+        stretches.append((demand, *runs))
+        return plan_cascade(site, demand, options, runs=runs)
+
+    plan, demand = plan_over_horizon(planned, site, trace, judged, options)
+    assert plan.seconds < ENOUGH_LATENCIES * plan.stay_s <= plan.runs_s
+    assert plan.stay_s == present(plan.latency_interval).mean
+    assert stretches[-1][0] is demand
+    assert min(run.seconds for run in stretches[-1][1:]) == plan.runs_s
+    assert [run.rate_per_s for run in stretches[-1]] == pytest.approx([40.0] * 3)
 
 
 def test_a_short_trace_is_read_over_and_over(inputs: Inputs) -> None:

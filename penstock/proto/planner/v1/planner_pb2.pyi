@@ -2187,24 +2187,33 @@ class Horizon(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     LATENCIES_FIELD_NUMBER: _builtins.int
+    RUN_LATENCIES_FIELD_NUMBER: _builtins.int
     requests: _builtins.int
     seconds: _builtins.float
     """In which they arrive, and how many latencies that is."""
     latencies: _builtins.float
+    run_latencies: _builtins.float
+    """That each other stretch lasts on which the plan was run. Unset where there was none."""
     def __init__(
         self,
         *,
         requests: _builtins.int = ...,
         seconds: _builtins.float = ...,
         latencies: _builtins.float | None = ...,
+        run_latencies: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_latencies", b"_latencies", "latencies", b"latencies"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_latencies", b"_latencies", "_run_latencies", b"_run_latencies", "latencies", b"latencies", "run_latencies", b"run_latencies"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_latencies", b"_latencies", "latencies", b"latencies", "requests", b"requests", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_latencies", b"_latencies", "_run_latencies", b"_run_latencies", "latencies", b"latencies", "requests", b"requests", "run_latencies", b"run_latencies", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__latencies: _TypeAlias = _typing.Literal["latencies"]  # noqa: Y015
     _WhichOneofArgType__latencies: _TypeAlias = _typing.Literal["_latencies", b"_latencies"]  # noqa: Y015
+    _WhichOneofReturnType__run_latencies: _TypeAlias = _typing.Literal["run_latencies"]  # noqa: Y015
+    _WhichOneofArgType__run_latencies: _TypeAlias = _typing.Literal["_run_latencies", b"_run_latencies"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__latencies) -> _WhichOneofReturnType__latencies | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__run_latencies) -> _WhichOneofReturnType__run_latencies | None: ...
 
 Global___Horizon: _TypeAlias = Horizon  # noqa: Y015
 
