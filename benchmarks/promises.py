@@ -85,13 +85,14 @@ def _quality(planned: Planned, others: JudgedSample, target: float) -> dict[str,
 
 
 def _latency(planned: Planned, others: JudgedSample, rest: Workload) -> dict[str, Any]:
-    """Replays of as many requests as were planned for, or as the other half of the trace has."""
+    """Replays as long as the plan's other stretches, or of as many requests as the other half of the trace has."""
     plan, options = planned.plan, planned.options
+    assert options.rate is not None
     served = others.only([others.tiers.index(tier.name) for tier in plan.tiers])
     strategies = [tier.strategy for tier in plan.tiers]
     replayed = []
     for seed in range(REPLAYS):
-        count = min(plan.requests, len(rest))
+        count = min(round(plan.runs_s * options.rate), len(rest))
         demand = demand_of(rest, served, requests=count, seed=1000 + seed, lengths="quality", rate=options.rate)
         run = run_cascade(planned.site, demand, plan.thresholds, strategies, plan.dispatch)
         replayed.append(float(run.latency_s(plan.objective, plan.percentile)))

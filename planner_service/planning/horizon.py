@@ -26,11 +26,9 @@ LATENCIES = 20.0
 ENOUGH_LATENCIES = 10.0  # a plan whose stretch lasts fewer is made again
 LOADED = 1.2  # times the latency of a request alone: the guess before there is a plan
 OF_FEW = 1.4  # times the limit that few requests have, whose queues are short
-LONGER = 1.1  # times the latency that is known, of a longer stretch
+LONGER = 1.05  # times the latency that is known, of a longer stretch
 USUAL_REQUESTS = 500  # fewest, where the trace has them
-MOST_REQUESTS = 6000
-CHEAPEST_REQUESTS, CHEAPEST_PER_GPU, MOST_OF_CHEAPEST = 40_000, 60, 100_000
-"""The most for a cheapest plan, which is found with few simulations: more where the rate is as high as so many GPUs carry."""
+MOST_REQUESTS, MOST_OF_CHEAPEST = 6000, 60_000  # a cheapest plan is found with few simulations
 MOST_RUN = 3_000_000  # requests of all other stretches, for memory's sake: fewer stretches where they are long
 
 Plan = Callable[[Demand, Sequence[Demand]], CascadePlan]
@@ -41,8 +39,8 @@ def plan_over_horizon(
 ) -> tuple[CascadePlan, Demand]:
     """(the plan, what it was made for): of options.requests, or of as many as the plan needs; see demand_of.
 
-    options.runs: other stretches, from places and with prompts drawn by the seeds after `seed`; of LATENCIES where a search
-    over as many requests would take too long.
+    options.runs: other stretches, from places and with prompts drawn by the seeds after `seed`. These last LATENCIES where
+    the search is over fewer requests: of a cheapest plan, whose simulations take most of the time, half.
 
     Raises:
         InvalidRequest, Unreachable: see demand_of and plan_cascade.
@@ -55,24 +53,28 @@ def plan_over_horizon(
             source, judged, requests=count, seed=options.seed + nth, lengths=options.lengths, rate=options.rate
         )
 
-    def planned(enough: int, most: int) -> tuple[CascadePlan, Demand]:
-        demand, runs = drawn(min(enough, most), 0), min(options.runs, max(1, MOST_RUN // enough))
-        return plan(demand, [drawn(min(enough, MOST_RUN), nth + 1) for nth in range(runs)]), demand
+    def planned(searched: int, of_run: int) -> tuple[CascadePlan, Demand]:
+        demand, runs = drawn(searched, 0), min(options.runs, max(1, MOST_RUN // of_run))
+        return plan(demand, [drawn(of_run, nth + 1) for nth in range(runs)]), demand
 
     if options.requests is not None:
         return planned(options.requests, options.requests)
-    most = MOST_REQUESTS
-    if options.aim is Goal.COST:
-        most = min(MOST_OF_CHEAPEST, max(CHEAPEST_REQUESTS, CHEAPEST_PER_GPU * (options.gpus or site.gpus)))
-    enough = short = min(len(trace), USUAL_REQUESTS)
-    if short >= LEAST_REQUESTS:
-        sample = drawn(short, 0)
-        enough = max(short, _requests_for(_guessed_s(site, sample, options), sample))
-    best = planned(enough, most)
-    again = min(MOST_RUN if options.runs else most, _requests_for(LONGER * best[0].stay_s, best[1]))
-    if max(best[1].seconds, best[0].runs_s) < ENOUGH_LATENCIES * best[0].stay_s and again > enough:
-        best = planned(again, most)
-    return best
+    short, cheapest = min(len(trace), USUAL_REQUESTS), options.aim is Goal.COST
+    most = MOST_OF_CHEAPEST if cheapest else MOST_REQUESTS
+
+    def counts(latency_s: float, demand: Demand) -> tuple[int, int]:
+        """Requests that the search is over, and of each other stretch."""
+        enough = min(MOST_RUN, max(short, _requests_for(latency_s, demand)))
+        searched = max(short, enough // 2) if cheapest and options.runs else enough
+        return min(most, searched), enough if options.runs else searched
+
+    sample = drawn(short, 0)
+    first = counts(_guessed_s(site, sample, options) if short >= LEAST_REQUESTS else 0.0, sample)
+    best, demand = planned(*first)
+    again = counts(LONGER * best.stay_s, demand)
+    if max(demand.seconds, best.runs_s) < ENOUGH_LATENCIES * best.stay_s and max(again) > max(first):
+        return planned(*again)
+    return best, demand
 
 
 def _requests_for(latency_s: float, demand: Demand) -> int:

@@ -141,6 +141,7 @@ def test_a_short_trace_is_read_over_and_over(inputs: Inputs) -> None:
     )
     assert plan.requests > len(short)
     assert plan.seconds >= ENOUGH_LATENCIES * plan.felt_s
+    assert plan.runs_s > 1.5 * plan.seconds
     long = continued(short, 3 * len(short))
     assert len(long) >= 3 * len(short)
     assert long.rate_per_s == pytest.approx(short.rate_per_s)
