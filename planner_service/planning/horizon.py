@@ -39,8 +39,8 @@ def plan_over_horizon(
 ) -> tuple[CascadePlan, Demand]:
     """(the plan, what it was made for): of options.requests, or of as many as the plan needs; see demand_of.
 
-    options.runs: other stretches, from places and with prompts drawn by the seeds after `seed`. These last LATENCIES where
-    the search is over fewer requests: of a cheapest plan, whose simulations take most of the time, half.
+    options.runs: other stretches, from places and with prompts drawn by the seeds after `seed`. These last LATENCIES though
+    the search may be over fewer requests: over half for a cheapest plan, as its simulations take most of the time.
 
     Raises:
         InvalidRequest, Unreachable: see demand_of and plan_cascade.
