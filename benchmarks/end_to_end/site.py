@@ -199,7 +199,7 @@ async def plan(
                 raise
             continue
         figures: dict[str, Any] = json.loads(text)
-        reached = ", ".join(f"{name} {value}" for name, value in {"min_quality": round(min_quality, 3), **more}.items())
+        reached = ", ".join(f"{name} {value:.6g}" for name, value in {"min_quality": min_quality, **more}.items())
         return figures | {"targets": reached}
     raise AssertionError("the last attempt returns or raises")
 

@@ -166,7 +166,7 @@ def _interval_lines(plan: CascadePlan) -> list[str]:
     if interval is None:
         return [made_for]
     spread = f"{plan.latency.words} {seconds(interval.mean)} ({seconds(interval.low)} to {seconds(interval.high)})"
-    return [f"{made_for}; on {interval.runs} other stretches of {of_run:,.0f} latencies {spread}"]
+    return [f"{made_for}; on {interval.runs} other stretches of the trace, of {of_run:,.0f} latencies, {spread}"]
 
 
 def _band_lines(plan: CascadePlan) -> list[str]:

@@ -74,7 +74,7 @@ class CascadePlan:
     percentile. load: None where arrivals have no rate.
 
     latency_interval, end_to_end_interval: both p95 on other stretches of the trace with other prompts; felt_interval: of
-    felt_s; None where none were given. seconds: that the arrivals last, runs_s: those of other stretches at least.
+    felt_s; None where none were given. seconds: that the arrivals last, runs_s: those of the shortest other stretch.
     rate_per_s: at which they come, for the goal rate the one that was found.
     rules: what its routing has in addition to thresholds.
     gpu_s: see Deployer.gpu_s. grading: how much is judged, and how long that takes; None where judging loads nothing. choice:

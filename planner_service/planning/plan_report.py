@@ -1,7 +1,5 @@
 """A plan as it is reported, from what it was found with. No I/O."""
 
-import math
-
 from penstock.planner_service.planning.cascade_plan import CascadePlan
 from penstock.planner_service.planning.verdict import verdict
 from penstock.planner_service.question.demand import workload_digest
@@ -26,8 +24,8 @@ def plan_report(
     band: types.LatencyBand | None,
 ) -> types.CascadePlan:
     """site, demand: of the tiers that the plan has. step: where it was computed. band: of estimated step times."""
-    load, solution, stay_s = plan.load, plan.solution, plan.stay_s or math.inf
-    words = latency_words(plan.objective, plan.percentile)
+    load, solution, words = plan.load, plan.solution, latency_words(plan.objective, plan.percentile)
+    latencies, of_run = (s / plan.stay_s if plan.stay_s > 0 else None for s in (plan.seconds, plan.runs_s))
     return types.CascadePlan(
         tuple(_tier(plan, site, i) for i in range(len(plan.tiers))),
         plan.quality,
@@ -42,7 +40,7 @@ def plan_report(
         plan.felt,
         plan.latency_interval,
         plan.end_to_end_interval,
-        types.Horizon(plan.requests, plan.seconds, plan.seconds / stay_s or None, plan.runs_s / stay_s or None),
+        types.Horizon(plan.requests, plan.seconds, latencies, of_run or None),
         types.Cost(plan.gpus, plan.dollars_per_hour),
         plan.promise,
         types.Optimality(

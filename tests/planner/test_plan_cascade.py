@@ -129,7 +129,8 @@ def test_a_plan_from_files_to_files(data: tuple[Path, Path], tmp_path: Path) -> 
         assert word in found.output
     words = " ".join(found.output.split())
     assert ("proved" in words) == (not proof["proved"])
-    assert re.search(r"on 2 other stretches of \d+ latencies p95", words)
+    assert "on 2 other stretches of the trace" in words
+    assert re.search(r"of the trace, of \d+ latencies, p95", words)
     again = planned(
         data, tmp_path / "again.json", "--min-quality", 84, "--rate", 20, "--json", "--no-plot", **LARGEST_TIER
     )
