@@ -21,7 +21,7 @@ from penstock.worker_service.engine.llamacpp import binding
 from penstock.worker_service.engine.llamacpp.engine import LlamaCppEngineOptions, llamacpp_core
 from penstock.worker_service.engine.llamacpp.model import LlamaContext, LlamaModel, Part
 from penstock.worker_service.engine.llamacpp.runner import LlamaRunner
-from penstock.worker_service.engine.llamacpp.sequences import IDLE_STEPS, Sequences
+from penstock.worker_service.engine.llamacpp.sequences import IDLE_TOKENS, Sequences
 from penstock.worker_service.engine.torch.engine import TorchEngineOptions, torch_core
 from penstock.worker_service.scheduling.batching import BatchLimits
 from penstock.worker_service.scheduling.blocks import BlockPool
@@ -107,16 +107,28 @@ def test_a_sequence_that_is_idle_leaves_the_cache_and_comes_back(gguf_family: Fa
     context.decode([Part(tokens, 0, number, 1)])
     expected = context.decode([Part([7], 100, number, 1)]).copy()
     full = context.state_bytes(number)
-    for step in range(2 * IDLE_STEPS):
-        sequences.begin_step({"runs"})
-        runs = sequences.place("runs", range(20, 24), step, step + 1, set())
+    for step in range(IDLE_TOKENS + 1):
+        sequences.begin_step({"runs"}, 1)
+        runs = sequences.place("runs", range(20, 40), step, step + 1, set())
         context.decode([Part([1], step, runs, 1)])
-        if step < IDLE_STEPS - 1:
-            assert context.state_bytes(number) == full
+        assert (context.state_bytes(number) == full) == (step < IDLE_TOKENS - 1)
     assert context.state_bytes(number) == nothing
-    sequences.begin_step({"follows"})
+    sequences.begin_step({"follows"}, 1)
     number = sequences.place("follows", range(13), 100, 101, set())
     np.testing.assert_array_equal(context.decode([Part([7], 100, number, 1)]), expected)
+
+
+def test_a_long_step_has_all_idle_sequences_leave_the_cache_before(gguf_family: Family) -> None:
+    context = LlamaContext(LlamaModel(gguf_family("small")), 1024, 9, batch=128)
+    sequences = Sequences(context, 8, block_tokens=8, block_bytes=1 << 20)
+    nothing, named = context.state_bytes(0), [f"ended-{i}" for i in range(6)]
+    sequences.begin_step(named, 96)
+    numbers = [sequences.place(name, range(2 * i, 2 * i + 2), 0, 16, set()) for i, name in enumerate(named)]
+    context.decode([Part(range(1, 17), 0, number, 1) for number in numbers])
+    sequences.begin_step({"long", named[0]}, 128)
+    sizes = [context.state_bytes(number) for number in numbers]
+    assert sizes[0] > nothing
+    assert sizes[1:] == [nothing] * 5
 
 
 def test_a_model_drafts_for_another_one(gguf_family: Family) -> None:

@@ -68,7 +68,7 @@ class LlamaRunner:
         """(positions, V) of all rows, in as few calls as their tokens and sequences take."""
         most, parts, busy, room = self._context.batch_tokens, list[Part](), set[int](), self._context.batch_tokens
         computed = list[npt.NDArray[np.float32]]()
-        self._sequences.begin_step({row.sequence for row in rows})
+        self._sequences.begin_step({row.sequence for row in rows}, sum(len(row.tokens) for row in rows))
 
         def compute() -> None:
             computed.append(self._context.decode(parts).copy())
