@@ -164,11 +164,10 @@ async def test_the_largest_request_that_a_router_takes_breaks_nothing_that_other
 
 async def test_a_tier_that_refuses_more_often_than_the_setting_allows_is_told_as_full(run_mesh: MeshRunner) -> None:
     """`router.max_refusals`. The worker's places are taken behind the router's back, so its record still looks idle."""
-    tiers = [{"name": "only", "model": "s", "workers": 0, "max_running": 1, "max_queued": 1, "simulated": SLOW}]
+    slower = SLOW | {"overhead_ms": 50.0}  # 100 s for a reply
+    tiers = [{"name": "only", "model": "s", "workers": 0, "max_running": 1, "max_queued": 1, "simulated": slower}]
     async with run_mesh(tiers, router={"max_refusals": 2}) as mesh, mesh.client() as client:
-        never = (
-            1e9  # publications are at ticks of the clock; one that says it is full makes the router wait for a place
-        )
+        never = 1e9  # it is at ticks of the clock, and a router that reads of a full worker waits for a place
         await mesh.start(Role.WORKER, "worker", tier="only", publish_interval_s=never, lease_s=300)
         await mesh.until(lambda s: s.tiers[0].live_instances == 1)
         async with aio.insecure_channel(mesh.parts["worker"].address) as channel:
