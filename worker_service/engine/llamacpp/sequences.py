@@ -9,9 +9,9 @@ llama.cpp has a few hundred numbers. What a sequence loses that no other one has
 the cache, and loaded when a row names it again; so are blocks that arrive from another engine.
 
 llama.cpp goes through all cells in use for every token, whosever they are: with 7,000 cells of replies that have ended, a
-prompt of 384 tokens takes 1.35 times as long, a step of eight replies 1.18 times; with 384 such cells, interleaved as eight
-replies leave them, a prompt takes 1.035 times as long (Qwen2.5 0.5B, one core). So a sequence that no row has named for
-some tokens is saved as well, a few blocks at a time, before a long step more.
+prompt of 384 tokens takes 1.35 times as long, a step of eight replies 1.18 times; in a worker whose last eight replies had
+48 tokens each, a prompt takes 1.035 times as long (Qwen2.5 0.5B, one core). So a sequence that no row has named for some
+tokens is saved as well, a few blocks at a time, before a long step more.
 """
 
 from collections.abc import Collection, Sequence
