@@ -57,9 +57,10 @@ class Sequences:
         """A step begins that computes so many tokens of these sequences."""
         self._computed += tokens
         room, latest = max(SAVED_BLOCKS, tokens // TOKENS_PER_SAVED), self._computed - IDLE_TOKENS
-        idle = [(slot.used, n) for n, slot in enumerate(self._slots) if slot.used <= latest and slot.name not in names]
+        idle = [(s.used, n) for n, s in enumerate(self._slots) if s.table and s.used <= latest and s.name not in names]
         for _, number in sorted(idle):
-            if (blocks := len(self._slots[number].table)) and room > 0:
+            if room > 0:
+                blocks = len(self._slots[number].table)
                 self._shorten(number, max(0, blocks - room) * self._size)
                 room -= blocks
 
