@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,7 +15,8 @@ from penstock.planner_service.simulator.judged import NEVER_LATER
 from penstock.planner_service.simulator.slo_fleet import serve_fleet
 from penstock.services.domain.latency import StepLatencyModel, StepLoad
 from penstock.services.domain.slo.attainment import PACE_WINDOW_TOKENS, AttainmentTracker
-from penstock.services.domain.slo.compiled.layout import KEPT_SHARE, step_model
+from penstock.services.domain.slo.compiled.layout import KEPT_SHARE, LATE_PACES, step_model
+from penstock.services.domain.slo.correction import LatencyCorrection
 from penstock.types.sampling import SamplingParams
 from penstock.types.slo import SloClass
 from penstock.worker_service.scheduling.batching import BatchLimits, BatchScheduler
@@ -61,8 +63,9 @@ def serve(
     limits: BatchLimits,
     pool: BlockPool,
     predict: float = 1.0,
+    late_s: Callable[[], float] = float,
 ) -> Served:
-    """A worker's scheduler in virtual time, on exact step times; predict: of a reply's length, 1 for known lengths."""
+    """A worker's scheduler in virtual time; predict: of a reply's length, 1 for known lengths. late_s: of each step's end."""
     scheduler, found = BatchScheduler(limits, pool, policy), Served()
     upcoming, now_s = sorted(range(len(requests)), key=lambda i: requests[i].arrival_s), 0.0
     while upcoming or not scheduler.idle:
@@ -87,7 +90,7 @@ def serve(
             assert upcoming or scheduler.idle, "a step without work"
             continue
         context = sum(c.start + c.count for c in plan.chunks)
-        now_s += latency.step_s(StepLoad(plan.tokens, context))
+        now_s += latency.step_s(StepLoad(plan.tokens, context)) + late_s()
         scheduler.commit(plan, {c.sequence.request_id: [7] for c in plan.chunks if c.logits}, now_s)
         found.steps.append([(c.sequence.request_id, c.count) for c in plan.chunks])
         for chunk in plan.chunks:
@@ -250,6 +253,28 @@ def test_promises_hold_beside_best_effort_in_blocks_of_kv() -> None:
         counted["best effort"] += len(requests) - len(served.admitted)
         counted["preempted"] += len(served.preempted)
     assert min(counted.values()) > 10, counted
+
+
+def test_steps_that_all_end_late_break_no_promise() -> None:
+    """Each by up to LATE_PACES, next to best effort that fills the steps; predictions do not learn from it."""
+
+    class Steady(LatencyCorrection):
+        def add(self, predicted_s: float, actual_s: float) -> None:
+            pass
+
+    latency, pace_s, late = StepLatencyModel.linear(0.005, 1e-3, 0.0), 0.05, 0
+    for seed in range(20):
+        rng = random.Random(seed)
+        promised = [Request(0.01 * i, 5, 80, 1.0, pace_s) for i in range(3)]
+        others = [Request(0.02 * i, 300, 5) for i in range(20)]
+        policy = SloPolicy(latency, 0.1, Steady())
+        each_s = lambda rng=rng: rng.choice([0.0, 0.5, 0.99]) * LATE_PACES * pace_s  # noqa: E731
+        limits, pool = BatchLimits(16, 64), BlockPool(20_000, 1)
+        served = serve([*promised, *others], policy, latency, limits=limits, pool=pool, late_s=each_s)
+        assert served.admitted == {0, 1, 2}
+        assert all(attained(promised[i], served.tokens_s[i]) for i in range(3)), seed
+        late += sum(worst_gap(served.tokens_s[i]) > pace_s for i in range(3))
+    assert late > 0
 
 
 @pytest.mark.parametrize("predict", [0.3, 3.0])

@@ -31,6 +31,5 @@ class LatencyCorrection:
     @property
     def factor(self) -> float:
         """The factor for predicted step times; 1 before the first sample."""
-        few = len(self._ratios) < MIN_SAMPLES
-        ratio = self._ratios.largest if few else self._ratios.quantile(QUANTILE)
+        ratio = self._ratios.largest if len(self._ratios) < MIN_SAMPLES else self._ratios.quantile(QUANTILE)
         return 1.0 if ratio is None else ratio

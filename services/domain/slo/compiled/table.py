@@ -31,6 +31,7 @@ from penstock.services.domain.slo.compiled.layout import (
     DUE_S,
     KEPT_SHARE,
     KIND,
+    LATE_PACES,
     LEFT,
     PENDING,
     PLACED,
@@ -331,7 +332,12 @@ def _count_token(pace: F, end_s: float, tpot_s: float) -> None:
 
 @compiled(error_model="numpy")
 def _window_due_s(pace: F, tpot_s: float) -> float:
-    """The latest time at which the next token still keeps its window; infinite before the first one."""
+    """When the next token is due for its window; infinite before the first one.
+
+    So early that a step which ends late by LATE_PACES still keeps the window, however many before it were late. In a first
+    window, by what `step.next_due_s` leaves: without late steps, this is never earlier than that.
+    """
     k = int(pace[_TOKENS])
     oldest = _LEAD_S + max(0, k - PACE_WINDOW_TOKENS) % PACE_WINDOW_TOKENS
-    return pace[oldest] + pace[_ALLOWED_S] + tpot_s / KEPT_SHARE if k > 0 else np.inf
+    late = min(LATE_PACES, min(k, PACE_WINDOW_TOKENS) * (1 - KEPT_SHARE))
+    return pace[oldest] + pace[_ALLOWED_S] + (1 - late) * tpot_s / KEPT_SHARE if k > 0 else np.inf
