@@ -99,9 +99,20 @@ MEASURED = (
 CAUSES = ("hindsight", "slower_steps")  # as in `explained`
 
 
+FORECAST = {"p50_s": "latency_p50_s", "p95_s": "latency_p95_s", "answers_per_s": "answers_per_s"}
+"""Figures of a forecast, and those of a run that they are compared with."""
+
+
+def errors_of_means(predicted: Mapping[str, float], measured: Mapping[str, Any]) -> dict[str, float]:
+    """Relative. predicted: mean forecasts. measured: intervals."""
+    return {name: predicted[name] / measured[of]["mean"] - 1 for name, of in FORECAST.items() if of in measured}
+
+
 def system_summary(rows: Sequence[Row], forecasts: Sequence[Forecast], corrected: Sequence[Forecast] = ()) -> Row:
     """One system in one cell: intervals of what was measured, the mean forecast, and its relative errors by round.
 
+    error_of_means: of the mean forecast against the mean of what was measured. Where a round has few requests, a mean of
+    errors by round is too high: rounds with short tails weigh more.
     corrected: forecasts of all rounds but the first, with the step times of the round before.
     """
     measured = {
@@ -112,14 +123,13 @@ def system_summary(rows: Sequence[Row], forecasts: Sequence[Forecast], corrected
     predicted = {
         name: float(np.mean([getattr(forecast, name) for forecast in forecasts])) for name in asdict(forecasts[0])
     }
-    pairs = {"p50_s": "latency_p50_s", "p95_s": "latency_p95_s", "answers_per_s": "answers_per_s"}
 
     def errors_of(some: Sequence[Forecast], of_rows: Sequence[Row]) -> Row:
         return {
             name: interval(
                 [getattr(f, name) / row[of] - 1 for f, row in zip(some, of_rows, strict=True) if row[of] is not None]
             )
-            for name, of in pairs.items()
+            for name, of in FORECAST.items()
             if any(row[of] is not None for row in of_rows)
         }
 
@@ -131,6 +141,7 @@ def system_summary(rows: Sequence[Row], forecasts: Sequence[Forecast], corrected
         "measured": measured,
         "forecast": predicted,
         "forecast_error": errors,
+        "error_of_means": errors_of_means(predicted, measured),
         "corrected_error": errors_of(corrected, rows[1:]) if corrected else None,
         "explained": _explained(rows),
     }

@@ -24,7 +24,7 @@ from penstock.cli.replay import replay
 from penstock.client.judging import Answered
 from penstock.client.types import Options
 from penstock.planner_service.files.measured import read_trace
-from penstock.planner_service.question.demand import demand_of, draw_demand, stretch_of
+from penstock.planner_service.question.demand import demand_of, stretch_of
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.simulator import Workload
 from penstock.services.mesh_file import load_mesh_file, read_mesh_data
@@ -48,7 +48,8 @@ class Setup:
     accuracy below the largest model's, or of the judge's score where not all right answers are known. questions: a file of
     prompts, of which `measured` are judged for the planner and the others replayed; without one, so many prompts more are
     drawn for the shipped family. lone: prompts that show what the largest model takes for a request without others.
-    max_tokens: of a reply. scorer: of the replayed answers; see `Scores`. compared: names of systems.
+    in_order: the first of the file are those that are judged; else they are drawn. max_tokens: of a reply. scorer: of the
+    replayed answers; see `Scores`. compared: names of systems.
     """
 
     mesh_file: Path
@@ -61,6 +62,7 @@ class Setup:
     measured: int
     seed: int = 1
     lone: int = 20
+    in_order: bool = False
     max_tokens: int | None = None
     scorer: str = ""
     compared: tuple[str, ...] = ("largest", "load_based", "random", "plan")
@@ -214,12 +216,11 @@ class EndToEnd:
                     idle[name] = one.idle_cores
                     print(_line(layout.name, min_quality, load, number, name, row), flush=True)
         judged = self._demand(where, rate).judged
-        demands = [draw_demand(judged, work.arrival_s, seed) for seed, work in zip(self._seeds, works, strict=True)]
 
         def forecasts(system: System) -> list[systems.Forecast]:
             return [
-                systems.forecast(where, demand, system, slo_s, seed)
-                for seed, demand in zip(self._seeds, demands, strict=True)
+                systems.forecast(where, judged, work.arrival_s, system, slo_s, seed)
+                for seed, work in zip(self._seeds, works, strict=True)
             ]
 
         def corrected(system: System) -> list[systems.Forecast]:
@@ -228,8 +229,10 @@ class EndToEnd:
             if not all(before):
                 return []
             return [
-                systems.forecast(explained.slower(where, why["step_factors"]), demand, system, slo_s, seed)
-                for why, seed, demand in zip(before, self._seeds[1:], demands[1:], strict=True)
+                systems.forecast(
+                    explained.slower(where, why["step_factors"]), judged, work.arrival_s, system, slo_s, seed
+                )
+                for why, seed, work in zip(before, self._seeds[1:], works[1:], strict=True)
             ]
 
         return {
@@ -320,7 +323,7 @@ def _questions(setup: Setup) -> tuple[list[Question], list[Question]]:
         questions = prompts.of_shipped_family(setup.measured + setup.questions, setup.seed)
     else:
         questions = read_questions(setup.questions, setup.measured + LEAST_REQUESTS)
-    drawn = random.Random(setup.seed).sample(questions, len(questions))
+    drawn = questions if setup.in_order else random.Random(setup.seed).sample(questions, len(questions))
     return drawn[: setup.measured], drawn[setup.measured :]
 
 

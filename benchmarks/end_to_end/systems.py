@@ -9,13 +9,14 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
 
 from benchmarks import cascade_systems
 from penstock.planner_service.deployment.search import Strategy
+from penstock.planner_service.question.demand import draw_demand
 from penstock.planner_service.question.site import Demand, Site
 from penstock.planner_service.replay.cascade_simulation import run_cascade
 from penstock.planner_service.routing.quality import SKIPPED, JudgedSample, Routed, route
@@ -27,6 +28,7 @@ from penstock.types.rules import AcceptanceRules
 ONE_WORKER = ReplicaShape(1, 1)
 PERCENTILE = 95
 COST_TOLERANCE = 1e-9
+FORECAST_DRAWS = 20  # of prompts, for the same arrivals
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What the simulator predicts for one run.
+    """What the simulator predicts for one run, on average over the prompts that may be drawn.
 
     quality: mean of the accepted answers. attained: share of the requests within the SLO. engine_s: engine time per
     request, judging included. seconds: from the first arrival to the last answer.
@@ -156,22 +158,28 @@ def engine_s(site: Site, judged: JudgedSample, system: System) -> float:
     return sum(share * cost for share, cost in zip(processed, costs, strict=True)) + site.judge_s * sum(processed[:-1])
 
 
-def forecast(site: Site, demand: Demand, system: System, slo_s: float, seed: int) -> Forecast:
-    """What the simulator predicts for the arrivals of `demand`."""
-    felt_s = simulated_s(site, demand, system, seed)
+def forecast(site: Site, judged: JudgedSample, arrival_s: Floats, system: System, slo_s: float, seed: int) -> Forecast:
+    """What the simulator predicts for requests that arrive then, with prompts drawn from the judged sample."""
     quality = (
-        system.routed(demand.judged).quality
+        system.routed(judged).quality
         if system.shares is None
-        else sum(s * float(q) for s, q in zip(system.shares, demand.judged.quality.mean(axis=0), strict=True))
+        else sum(s * float(q) for s, q in zip(system.shares, judged.quality.mean(axis=0), strict=True))
     )
-    return Forecast(
-        float(np.percentile(felt_s, 50)),
-        _p95_s(felt_s),
-        float((felt_s <= slo_s).mean()),
-        len(felt_s) / float((demand.arrival_s + felt_s).max()),
-        quality,
-        engine_s(site, demand.judged, system),
-    )
+    cost_s = engine_s(site, judged, system)
+
+    def drawn(number: int) -> Forecast:
+        demand = draw_demand(judged, arrival_s, seed + number)
+        felt_s = simulated_s(site, demand, system, seed + number)
+        return Forecast(
+            float(np.percentile(felt_s, 50)),
+            _p95_s(felt_s),
+            float((felt_s <= slo_s).mean()),
+            len(felt_s) / float((arrival_s + felt_s).max()),
+            quality,
+            cost_s,
+        )
+
+    return Forecast(*np.mean([astuple(drawn(number)) for number in range(FORECAST_DRAWS)], axis=0).tolist())
 
 
 def simulated_s(site: Site, demand: Demand, system: System, seed: int) -> Floats:
