@@ -97,15 +97,8 @@ MEASURED = (
 )
 """Figures of a run that are summed up over rounds."""
 CAUSES = ("hindsight", "slower_steps")  # as in `explained`
-
-
 FORECAST = {"p50_s": "latency_p50_s", "p95_s": "latency_p95_s", "answers_per_s": "answers_per_s"}
 """Figures of a forecast, and those of a run that they are compared with."""
-
-
-def errors_of_means(predicted: Mapping[str, float], measured: Mapping[str, Any]) -> dict[str, float]:
-    """Relative. predicted: mean forecasts. measured: intervals."""
-    return {name: predicted[name] / measured[of]["mean"] - 1 for name, of in FORECAST.items() if of in measured}
 
 
 def system_summary(rows: Sequence[Row], forecasts: Sequence[Forecast], corrected: Sequence[Forecast] = ()) -> Row:
@@ -141,7 +134,9 @@ def system_summary(rows: Sequence[Row], forecasts: Sequence[Forecast], corrected
         "measured": measured,
         "forecast": predicted,
         "forecast_error": errors,
-        "error_of_means": errors_of_means(predicted, measured),
+        "error_of_means": {
+            name: predicted[name] / measured[of]["mean"] - 1 for name, of in FORECAST.items() if of in measured
+        },
         "corrected_error": errors_of(corrected, rows[1:]) if corrected else None,
         "explained": _explained(rows),
     }

@@ -5,6 +5,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -264,11 +265,10 @@ def test_steps_that_all_end_late_break_no_promise() -> None:
 
     latency, pace_s, late = StepLatencyModel.linear(0.005, 1e-3, 0.0), 0.05, 0
     for seed in range(20):
-        rng = random.Random(seed)
         promised = [Request(0.01 * i, 5, 80, 1.0, pace_s) for i in range(3)]
         others = [Request(0.02 * i, 300, 5) for i in range(20)]
         policy = SloPolicy(latency, 0.1, Steady())
-        each_s = lambda rng=rng: rng.choice([0.0, 0.5, 0.99]) * LATE_PACES * pace_s  # noqa: E731
+        each_s = partial(random.Random(seed).choice, [share * LATE_PACES * pace_s for share in (0.0, 0.5, 0.99)])
         limits, pool = BatchLimits(16, 64), BlockPool(20_000, 1)
         served = serve([*promised, *others], policy, latency, limits=limits, pool=pool, late_s=each_s)
         assert served.admitted == {0, 1, 2}
