@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks import report
 from benchmarks.public_data import DataMissing
 from benchmarks.real_models.costs import read_costs, read_drafts
-from benchmarks.real_models.prompts import MODELS, Set
+from benchmarks.real_models.prompts import MODELS, Set, tasks
 from benchmarks.real_models.records import Record, read
 from benchmarks.real_models.systems import Model, Outcome, System, compared, cross_fitted, features, mixed, with_belief
 from benchmarks.reliability import reliability
@@ -33,7 +33,8 @@ SYSTEMS = {
     "0.5B, 1.5B, best answer": System((SMALL, LARGE), "combined", "best"),
     "0.5B, 1.5B, examples only": System((SMALL, LARGE), "examples"),
     "0.5B, 1.5B, log-probability only": System((SMALL, LARGE), "mean"),
-    "0.5B or 1.5B by the prompt": System((SMALL, LARGE), "mean", "routing"),
+    "0.5B, 1.5B, skipping": System((SMALL, LARGE), "combined", "skipping"),
+    "0.5B or 1.5B by the prompt": System((SMALL, LARGE), "combined", "routing"),
     "135M, 0.5B": System((TINY, SMALL), "combined"),
     "135M, 1.5B": System((TINY, LARGE), "combined"),
     "135M, 0.5B, 1.5B": System((TINY, SMALL, LARGE), "combined"),
@@ -90,14 +91,17 @@ def scorer_quality(records: Mapping[str, Record], scorer: str) -> dict[str, Any]
     }
 
 
-def compare(models: Sequence[Model], system: System, goal: str) -> dict[str, Any] | None:
-    """A system, cross-fitted, compared with its largest model alone; None where too few prompts have all its records."""
+def compare(models: Sequence[Model], texts: Mapping[str, str], system: System, goal: str) -> dict[str, Any] | None:
+    """A system, cross-fitted, compared with its largest model alone; None where too few prompts have all its records.
+
+    texts: of all prompts.
+    """
     usable = [models[index].only(with_belief(models[index].records, system.scorer)) for index in system.models]
     prompts = [name for name in usable[0].records if all(name in model.records for model in usable)]
     if len(prompts) < LEAST_PROMPTS:
         return None
     own = replace(system, models=tuple(range(len(usable))))
-    result = cross_fitted(usable, prompts, own, goal)
+    result = cross_fitted(usable, texts, prompts, own, goal)
     first, large = (
         Outcome(np.array([bool(model.records[p].right) for p in prompts]), np.array([model.cpu_s(p) for p in prompts]))
         for model in (usable[0], usable[-1])
@@ -119,6 +123,7 @@ def run(_: int) -> None:
     models = [Model(read(name), costs[name], costs, name, drafts.get(name, {})) for name in MODELS]
     if not any(model.records for model in models):
         raise DataMissing("no records: run python -m benchmarks.real_models answers, and then records")
+    texts = {task.id: task.text for name in SETS for task in tasks(name)}
     figures = dict[str, Any]()
     for name in (*SETS, "both"):
         sets = SETS if name == "both" else (name,)
@@ -135,7 +140,7 @@ def run(_: int) -> None:
                 f"{label} ({goal})": result
                 for label, system in SYSTEMS.items()
                 for goal in GOALS
-                if (result := compare(by_model, system, goal)) is not None
+                if (result := compare(by_model, texts, system, goal)) is not None
             },
         }
         _show(name, figures[name])

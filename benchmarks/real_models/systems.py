@@ -3,8 +3,8 @@
 CPU seconds are those of the records' tokens at the models' costs (`costs`); a rejected answer is the draft of the next one,
 where what that saves was measured. Running examples is not counted: some 0.1 s.
 
-A system is a `Policy` with its limits. Limits, and the logistic models that make scores of records, are fitted to the prompts
-of all folds but one; what is counted is what they do to the prompts of that fold.
+A system is a `Policy` with its limits. Limits, the logistic models that make scores of records, and the score predictor (the
+planner's) are fitted to the prompts of all folds but one; what is counted is what they do to the prompts of that fold.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +18,8 @@ from benchmarks.real_models.costs import TokenCost
 from benchmarks.real_models.records import Record
 from penstock.judge_service.calibration.metrics import folds
 from penstock.judge_service.scorers.combined.combination import fitted, held_out_logits
+from penstock.judge_service.scoring.interface import probability
+from penstock.planner_service.question.score_predictor import train
 
 Numbers = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -80,9 +82,8 @@ class Model:
 @dataclass(frozen=True, slots=True)
 class Answers:
     """The answers of M models to N prompts. right, cpu_s, judging_s, score: (M, N); cut answers have the least score.
-    escalated_s: (M, N): CPU seconds after the model before it has answered.
-
-    prompt: (N,) predicted share of right answers of the first model, by the prompt.
+    escalated_s: (M, N): CPU seconds after the model before it has answered. predicted: (M, N): the score, 0 to 100, that the
+    prompt lets expect.
     """
 
     right: Bools
@@ -90,7 +91,7 @@ class Answers:
     escalated_s: Numbers
     judging_s: Numbers
     score: Numbers
-    prompt: Numbers
+    predicted: Numbers
 
     def of(self, prompts: npt.NDArray[np.intp]) -> "Answers":
         return Answers(
@@ -99,20 +100,21 @@ class Answers:
             self.escalated_s[:, prompts],
             self.judging_s[:, prompts],
             self.score[:, prompts],
-            self.prompt[prompts],
+            self.predicted[:, prompts],
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """models: indices, in the order in which they are asked. thresholds: of all but the last. best: of all answers that were
-    generated, the one with the highest score is delivered. before: the second model answers where the prompt's prediction is
-    less, and nothing is judged."""
+    generated, the one with the highest score is delivered. skip_below: the first model is passed over where less is predicted
+    of it. gain: the second model answers where it is predicted to score so much more, and nothing is judged."""
 
     models: tuple[int, ...]
     thresholds: tuple[float, ...] = ()
     best: bool = False
-    before: float | None = None
+    skip_below: float = 0.0
+    gain: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,34 +127,45 @@ class Outcome:
 
 def outcome(answers: Answers, policy: Policy) -> Outcome:
     """What a policy does to prompts."""
-    count = len(answers.prompt)
-    if policy.before is not None:
+    count = answers.score.shape[1]
+    if policy.gain is not None:
         first, other = policy.models
-        models, rows = np.where(answers.prompt >= policy.before, first, other), np.arange(count)
+        passed = answers.predicted[other] > answers.predicted[first] + policy.gain
+        models, rows = np.where(passed, other, first), np.arange(count)
         return Outcome(answers.right[models, rows], answers.cpu_s[models, rows])
     right, cpu_s, best = np.zeros(count, bool), np.zeros(count), np.full(count, -np.inf)
-    active = np.ones(count, bool)
+    drafted, active = np.zeros(count, bool), np.ones(count, bool)
     for place, model in enumerate(policy.models):
         is_last = place == len(policy.models) - 1
-        score, judged = answers.score[model], active & (policy.best or not is_last)
-        cost_s = answers.escalated_s if place else answers.cpu_s
-        cpu_s += active * cost_s[model] + judged * answers.judging_s[model]
-        takes = active & ((score > best) if policy.best else True)
+        passed = np.zeros(count, bool) if place else answers.predicted[model] < policy.skip_below
+        asked = active & ~passed
+        score, judged = answers.score[model], asked & (policy.best or not is_last)
+        cost_s = np.where(drafted, answers.escalated_s[model], answers.cpu_s[model])
+        cpu_s += asked * cost_s + judged * answers.judging_s[model]
+        takes = asked & ((score > best) if policy.best else True)
         right[takes], best[takes] = answers.right[model, takes], score[takes]
+        drafted |= asked
         if not is_last:
-            active = active & (score < policy.thresholds[place])
+            active = active & (passed | (score < policy.thresholds[place]))
     return Outcome(right, cpu_s)
 
 
-def read_answers(models: Sequence[Model], scorer: str, prompts: Sequence[str], fit: npt.NDArray[np.intp]) -> Answers:
-    """The answers with scores and predictions fitted to the prompts `fit`; those of `fit` itself are held out in folds."""
+def read_answers(
+    models: Sequence[Model],
+    scorer: str,
+    prompts: Sequence[str],
+    fit: npt.NDArray[np.intp],
+    texts: Sequence[str] | None = None,
+) -> Answers:
+    """The answers with scores and predictions fitted to the prompts `fit`; those of `fit` itself are held out in folds.
+
+    texts: of the prompts, for predictions; without, all are 0.
+    """
     table = [[model.records[prompt] for prompt in prompts] for model in models]
     right = np.array([[bool(record.right) for record in row] for row in table])
     cut = np.array([[record.truncated for record in row] for row in table])
     score = np.array([_scored([features(each, scorer) for each in row], right[m], fit) for m, row in enumerate(table)])
-    seen = [
-        [float(np.log(each.tokens[0])), float(each.examples[0] > 0), float(each.set == "gsm8k")] for each in table[0]
-    ]
+    score = np.where(cut, -np.inf, score)
     return Answers(
         right,
         np.array([[model.cpu_s(prompt) for prompt in prompts] for model in models]),
@@ -163,9 +176,17 @@ def read_answers(models: Sequence[Model], scorer: str, prompts: Sequence[str], f
             ]
         ),
         np.array([[model.judging_s(prompt, scorer) for prompt in prompts] for model in models]),
-        np.where(cut, -np.inf, score),
-        _scored(seen, right[0], fit),
+        score,
+        np.zeros_like(score) if texts is None else _predicted(texts, score, fit),
     )
+
+
+def _predicted(texts: Sequence[str], score: Numbers, fit: npt.NDArray[np.intp]) -> Numbers:
+    points = 100 * np.vectorize(probability)(score)
+    trained = train([texts[i] for i in fit], [str(m) for m in range(len(score))], points[:, fit].T)
+    predicted = np.array([[*trained.predictor.predict(text).values()] for text in texts]).T
+    predicted[:, fit] = trained.predicted.T
+    return predicted
 
 
 def _scored(values: Sequence[Sequence[float]], right: Bools, fit: npt.NDArray[np.intp]) -> Numbers:
@@ -176,19 +197,21 @@ def _scored(values: Sequence[Sequence[float]], right: Bools, fit: npt.NDArray[np
     return logits
 
 
-def policies(answers: Answers, models: tuple[int, ...], *, best: bool) -> Iterator[Policy]:
+def policies(answers: Answers, models: tuple[int, ...], kind: str) -> Iterator[Policy]:
     """All cascades of these models that are tried, with limits from these answers; the last model alone, too."""
     yield Policy(models[-1:])
     steps = LIMITS if len(models) == 2 else LIMITS // 2
     limits = [_quantiles(answers.score[model], steps) for model in models[:-1]]
-    for thresholds in product(*limits):
-        yield Policy(models, thresholds, best)
+    skips = [0.0, *_quantiles(answers.predicted[models[0]], steps)] if kind == "skipping" else [0.0]
+    for thresholds, skip_below in product(product(*limits), skips):
+        yield Policy(models, thresholds, kind == "best", skip_below)
 
 
 def routings(answers: Answers, models: tuple[int, int]) -> Iterator[Policy]:
     """All routings before generation between two models that are tried."""
-    for limit in (-np.inf, *_quantiles(answers.prompt, LIMITS), np.inf):
-        yield Policy(models, before=float(limit))
+    first, other = models
+    for limit in (-np.inf, *_quantiles(answers.predicted[other] - answers.predicted[first], LIMITS), np.inf):
+        yield Policy(models, gain=float(limit))
 
 
 def _quantiles(values: Numbers, count: int) -> list[float]:
@@ -212,8 +235,8 @@ def chosen(answers: Answers, tried: Iterator[Policy], large: int, goal: str) -> 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What is fitted: `models` by index, asked in this order; its scorer; its kind, `cascade`, `best` (of all answers) or
-    `routing`."""
+    """What is fitted: `models` by index, asked in this order; its scorer; its kind, `cascade`, `best` (of all answers),
+    `skipping` (the first model where its predicted score is low) or `routing`."""
 
     models: tuple[int, ...]
     scorer: str
@@ -222,16 +245,20 @@ class System:
     def tried(self, answers: Answers) -> Iterator[Policy]:
         if self.kind == "routing":
             return routings(answers, (self.models[0], self.models[-1]))
-        return policies(answers, self.models, best=self.kind == "best")
+        return policies(answers, self.models, self.kind)
 
 
-def cross_fitted(models: Sequence[Model], prompts: Sequence[str], system: System, goal: str) -> Outcome:
-    """What a system does to prompts that nothing was fitted to."""
-    fold = folds(prompts)
+def cross_fitted(
+    models: Sequence[Model], texts: Mapping[str, str], prompts: Sequence[str], system: System, goal: str
+) -> Outcome:
+    """What a system does to prompts that nothing was fitted to. texts: of all prompts."""
+    fold, predicted_from = folds(prompts), None
+    if system.kind in ("skipping", "routing"):
+        predicted_from = [texts[prompt] for prompt in prompts]
     right, cpu_s = np.zeros(len(prompts), bool), np.zeros(len(prompts))
     for number in np.unique(fold):
         fit, rest = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
-        answers = read_answers(models, system.scorer, prompts, fit)
+        answers = read_answers(models, system.scorer, prompts, fit, predicted_from)
         fitting = answers.of(fit)
         policy = chosen(fitting, system.tried(fitting), system.models[-1], goal)
         result = outcome(answers.of(rest), policy)
