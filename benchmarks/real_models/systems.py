@@ -138,13 +138,13 @@ def outcome(answers: Answers, policy: Policy) -> Outcome:
     for place, model in enumerate(policy.models):
         is_last = place == len(policy.models) - 1
         passed = np.zeros(count, bool) if place else answers.predicted[model] < policy.skip_below
-        asked = active & ~passed
-        score, judged = answers.score[model], asked & (policy.best or not is_last)
+        given = active & ~passed
+        score, judged = answers.score[model], given & (policy.best or not is_last)
         cost_s = np.where(drafted, answers.escalated_s[model], answers.cpu_s[model])
-        cpu_s += asked * cost_s + judged * answers.judging_s[model]
-        takes = asked & ((score > best) if policy.best else True)
+        cpu_s += given * cost_s + judged * answers.judging_s[model]
+        takes = given & ((score > best) if policy.best else True)
         right[takes], best[takes] = answers.right[model, takes], score[takes]
-        drafted |= asked
+        drafted |= given
         if not is_last:
             active = active & (passed | (score < policy.thresholds[place]))
     return Outcome(right, cpu_s)
