@@ -2,8 +2,8 @@
 
 `python -m benchmarks.real_models answers` lets the models answer, for hours, at low priority; `records` in its place adds
 what they have answered to the records, without text. Each model answers each prompt once, alone, greedily, by the llamacpp
-engine with one thread, 8 to 32 prompts at a time. Answers that were cut off count as wrong. CPU seconds are those of the tokens
-at the costs that `costs` has measured, of escalated answers at those of `drafts`.
+engine with one thread, 8 to 32 prompts at a time. Answers that were cut off count as wrong. CPU seconds are those of the
+tokens at the costs that `costs` has measured, of escalated answers at those of `drafts`.
 """
 
 from collections.abc import Mapping, Sequence
