@@ -6,6 +6,7 @@ engine with one thread, 8 to 32 prompts at a time. Answers that were cut off cou
 tokens at the costs that `costs` has measured, of escalated answers at those of `drafts`.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -106,11 +107,13 @@ def compare(models: Sequence[Model], texts: Mapping[str, str], system: System, g
         Outcome(np.array([bool(model.records[p].right) for p in prompts]), np.array([model.cpu_s(p) for p in prompts]))
         for model in (usable[0], usable[-1])
     )
+    at_once = Counter(usable[-1].records[p].set for p in np.array(prompts)[result.cpu_s == large.cpu_s])
     return {
         "prompts": len(prompts),
         "right": round(float(result.right.mean()), 3),
         "cpu_s": round(float(result.cpu_s.mean()), 2),
         "large_right": round(float(large.right.mean()), 3),
+        "large_at_once": at_once,  # prompts that no smaller model was given
         "mixed_right": round(mixed(first, large, float(result.cpu_s.mean())), 3),
         **compared(result, large),
     }

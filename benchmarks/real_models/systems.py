@@ -133,20 +133,23 @@ def outcome(answers: Answers, policy: Policy) -> Outcome:
         passed = answers.predicted[other] > answers.predicted[first] + policy.gain
         models, rows = np.where(passed, other, first), np.arange(count)
         return Outcome(answers.right[models, rows], answers.cpu_s[models, rows])
+    if policy.skip_below:
+        passed = answers.predicted[policy.models[0]] < policy.skip_below
+        whole = replace(policy, skip_below=0.0)
+        rest = replace(whole, models=policy.models[1:], thresholds=policy.thresholds[1:])
+        cascade, larger = outcome(answers, whole), outcome(answers, rest)
+        return Outcome(np.where(passed, larger.right, cascade.right), np.where(passed, larger.cpu_s, cascade.cpu_s))
     right, cpu_s, best = np.zeros(count, bool), np.zeros(count), np.full(count, -np.inf)
-    drafted, active = np.zeros(count, bool), np.ones(count, bool)
+    active = np.ones(count, bool)
     for place, model in enumerate(policy.models):
         is_last = place == len(policy.models) - 1
-        passed = np.zeros(count, bool) if place else answers.predicted[model] < policy.skip_below
-        given = active & ~passed
-        score, judged = answers.score[model], given & (policy.best or not is_last)
-        cost_s = np.where(drafted, answers.escalated_s[model], answers.cpu_s[model])
-        cpu_s += given * cost_s + judged * answers.judging_s[model]
-        takes = given & ((score > best) if policy.best else True)
+        score, judged = answers.score[model], active & (policy.best or not is_last)
+        cost_s = answers.escalated_s if place else answers.cpu_s
+        cpu_s += active * cost_s[model] + judged * answers.judging_s[model]
+        takes = active & ((score > best) if policy.best else True)
         right[takes], best[takes] = answers.right[model, takes], score[takes]
-        drafted |= given
         if not is_last:
-            active = active & (passed | (score < policy.thresholds[place]))
+            active = active & (score < policy.thresholds[place])
     return Outcome(right, cpu_s)
 
 

@@ -66,7 +66,7 @@ def test_where_prompts_tell_that_a_model_fails_it_is_passed_over() -> None:
 def test_without_a_judge_that_tells_nothing_is_won() -> None:
     """Held out, no system is both cheaper and better than drawing one of the two models, by more than chance."""
     by_model = [answers_of(0.5, 1.0, 1, tells=False), answers_of(0.8, 2.0, 2, tells=False)]
-    for kind in ("cascade", "best", "routing"):
+    for kind in ("cascade", "best", "skipping", "routing"):
         found = present(compare(by_model, TEXTS, System((0, 1), "mean", kind), "right"))
         assert found["right"] <= found["mixed_right"] + 0.08
     quality = present(scorer_quality(by_model[0].records, "mean"))
